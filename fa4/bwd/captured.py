@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +12,12 @@ from ..mods.ir.graph import Graph, Scatter, parse
 from ..mods.ir.record import Mods
 from ..mods.ir.tensors import add_where, evaluation
 from ..runtime.spec import AttentionInputs
+from .variant import BackwardOptions
 
 
-def targets(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tensor | None], cfg: Any) -> tuple | None:
+def targets(
+    inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tensor | None], cfg: BackwardOptions
+) -> tuple | None:
     """Return the buffer that the kernel adds to, for each scatter of the score graph; None if no gradient is needed. A
     scatter indexed by b and h only gets sums per thread, (heads_q, blocks, threads); others use the gradient itself."""
     if mods is None or not mods.trained:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -14,6 +14,7 @@ from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
 from .program import BackwardArguments, BackwardProgram
+from .variant import BackwardVariant
 
 
 class Maps(NamedTuple):
@@ -48,11 +49,14 @@ class BackwardKernelArguments:
     mods: ModTensors | None
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class BackwardKernel(BackwardProgram, RoleKernel):
-    """Base class of a chip's main kernel. Its configuration is a `bwd.variant.BackwardVariant`."""
+Config = TypeVar("Config", bound=BackwardVariant)
 
-    def begin(self, call: BackwardArguments, cfg: Any, stream: Any) -> None:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BackwardKernel(BackwardProgram[Config], RoleKernel[Config]):
+    """Base class of a chip's main kernel."""
+
+    def begin(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
         rows, sizes = call.rows, call.sizes
         seqlens = cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cutlass
 import cutlass.cute as cute
@@ -18,6 +18,7 @@ from .blocks import RowTensors
 from .kernels.finish import launch_finish
 from .kernels.statistics import launch_statistics
 from .plan import Scalars
+from .variant import BackwardOptions
 from .workspace import Workspace
 
 
@@ -36,9 +37,11 @@ class BackwardArguments(NamedTuple):
     mods: ModTensors | None
 
 
-class BackwardProgram(Program):
-    """Base class; `begin` of a subclass starts the main kernel. Its configuration is a `BackwardVariant` with
-    `row_blocks`."""
+Config = TypeVar("Config", bound=BackwardOptions)
+
+
+class BackwardProgram(Program[Config]):
+    """Base class; `begin` of a subclass starts the main kernel."""
 
     __slots__ = ()
 
@@ -73,11 +76,11 @@ class BackwardProgram(Program):
         self.begin(BackwardArguments(q, k, v, dk, dv, rows, scalars, sizes, filled), cfg, stream)
         launch_finish(rows, blocks, stream)
 
-    def begin(self, call: BackwardArguments, cfg: Any, stream: Any) -> None:
+    def begin(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
         """Start the main kernel, from inside a `cute.jit` host function."""
         raise NotImplementedError
 
-    def fake_args(self, cfg: Any) -> tuple:
+    def fake_args(self, cfg: Config) -> tuple:
         out, dout, *grads = fake_matrices(cfg, 5)
         saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
         workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), ProblemSize(*[Int32(0)] * 3))

@@ -3,22 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from cutlass import Int32
 
 from ..core import variant
 from ..pipeline.smem import Tile
+from .blocks import RowBlocks
+
+
+class BackwardOptions(variant.Variant):
+    """Kind of problem of a backward on any chip."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
+
+        @property
+        def tile_m(self) -> int:
+            """Queries per step."""
+
+        @property
+        def cluster_tile_n(self) -> int:
+            """Keys per CTA, or per pair if `ctas` is 2."""
+
+        @property
+        def cta_tile_n(self) -> int:
+            """Keys per CTA, also in a pair."""
+
+        @property
+        def score_threads(self) -> int:
+            """Threads that hold scores: the first threads of the CTA."""
+
+        @property
+        def row_blocks(self) -> RowBlocks:
+            """Configuration of the kernels before and after the main kernel."""
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardVariant(variant.Variant):
-    """Kind of problem, and tiling of the backward. Subclasses add `tile_m` (queries per step), `cluster_tile_n` (keys
-    per CTA, or per pair if `ctas` is 2), `q_tile`, `do_tile`, `dk_tile`, `dv_tile` and `row_blocks`."""
+class BackwardVariant(BackwardOptions):
+    """Kind of problem, and tiling of the backward."""
 
     column_unit: ClassVar[int]  # MMAs compute a multiple of this number of head-dim columns
     cta_tile_n: ClassVar[int]  # keys per CTA, also in a pair
     score_threads: ClassVar[int] = 256  # threads that hold scores: the first eight warps of the CTA
+
+    if TYPE_CHECKING:  # as in `BackwardOptions`
+
+        @property
+        def q_tile(self) -> Tile: ...
+
+        @property
+        def do_tile(self) -> Tile: ...
+
+        @property
+        def dk_tile(self) -> Tile: ...
+
+        @property
+        def dv_tile(self) -> Tile: ...
 
     @property
     def columns(self) -> int:

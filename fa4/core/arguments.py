@@ -5,7 +5,7 @@ A record is a nested tuple: a launch may pass any tuple instead of a record.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_type_hints
+from typing import NamedTuple, get_type_hints
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint8
@@ -13,6 +13,7 @@ from cutlass import Float32, Int32, Uint8
 from ..runtime import jit
 from ..runtime.spec import AttentionSpec
 from .sequence import Lengths
+from .variant import Variant
 
 ALIGNMENT = 16  # bytes; alignment of the rows of q, k, v, out and dout, see `fa4.runtime.plan.Layout`
 
@@ -35,7 +36,7 @@ class Inputs(NamedTuple):
         return Lengths(*self[4:])
 
     @staticmethod
-    def fake(cfg: Any) -> Inputs:
+    def fake(cfg: Variant) -> Inputs:
         """Return fake arguments for compilation; None for tensors that the `Variant` does not have."""
         (q,) = fake_matrices(cfg, 1)
         kv_dtype = Uint8 if cfg.has_8bit_kv else cfg.dtype
@@ -45,20 +46,20 @@ class Inputs(NamedTuple):
         return Inputs(q, k, v, sink, *(jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in present))
 
 
-def fake_matrices(cfg: Any, count: int) -> list:
+def fake_matrices(cfg: Variant, count: int) -> list:
     """Return fake tensors like q: (batch, rows, heads, dim), varlen without the batch."""
     return [jit.fake_tensor(cfg.dtype, 3 if cfg.varlen else 4, align=ALIGNMENT) for _ in range(count)]
 
 
-def fake_results(cfg: Any) -> tuple:
+def fake_results(cfg: Variant, is_split: bool) -> tuple:
     """Return a fake out and lse of a forward; with split-KV both are float32, with a leading axis of parts."""
-    if not cfg.split:
+    if not is_split:
         return *fake_matrices(cfg, 1), fake_rows(cfg)
     rank = 3 if cfg.varlen else 4
     return jit.fake_tensor(Float32, rank + 1), jit.fake_tensor(Float32, rank, align=4)
 
 
-def fake_rows(cfg: Any, present: bool = True) -> Any:
+def fake_rows(cfg: Variant, present: bool = True) -> cute.Tensor | None:
     """Return a fake tensor like lse: (batch, heads, rows), varlen without the batch."""
     return jit.fake_tensor(Float32, 2 if cfg.varlen else 3, align=4) if present else None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -21,6 +21,7 @@ from ..runtime import jit
 from ..runtime.spec import CacheSpec
 from .constant import Constant
 from .sequence import Lengths, Rows, clamp_tile, extent, sequence_matrix
+from .variant import Variant
 
 
 class CacheTensors(NamedTuple):
@@ -124,7 +125,7 @@ class Keys(Constant):
     spec: cutlass.Constexpr[CacheSpec | None]
 
     @staticmethod
-    def of(lengths: Lengths, cache: CacheTensors | None, k: cute.Tensor, sequence: Int32, cfg: Any) -> Keys:
+    def of(lengths: Lengths, cache: CacheTensors | None, k: cute.Tensor, sequence: Int32, cfg: Variant) -> Keys:
         """Return the keys of a sequence. k: from `as_matrices`."""
         spec, cache = cfg.cache, cache or CacheTensors()
         if spec is None:

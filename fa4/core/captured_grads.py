@@ -9,6 +9,7 @@ and the order of additions is fixed. torch sums these floats afterwards (`bwd.ca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -22,6 +23,16 @@ from .sequence import Rows
 from .vec_io import add_unless_zero
 
 
+class KeyTiles(Protocol):
+    """A configuration of a backward: `cta_tile_n` keys per key block."""
+
+    @property
+    def cta_tile_n(self) -> int: ...
+
+    @property
+    def varlen(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class CapturedGrads(Constant):
     """Destinations of a thread's gradients. targets: per scatter of the score's graph, the tensor, or (heads_q, key
@@ -33,8 +44,10 @@ class CapturedGrads(Constant):
     thread: Int32
 
     @staticmethod
-    def of(targets: tuple | None, cfg, batch: Int32, keys: Rows, extent: Int32, n_block: Int32) -> CapturedGrads | None:
-        """For key block `n_block` (`cfg.cta_tile_n` keys) of a sequence. keys: its rows, in a tensor of `extent` rows.
+    def of(
+        targets: tuple | None, cfg: KeyTiles, batch: Int32, keys: Rows, extent: Int32, n_block: Int32
+    ) -> CapturedGrads | None:
+        """For key block `n_block` of a sequence. keys: its rows, in a tensor of `extent` rows.
         None if no captured tensor needs gradients."""
         if not targets:
             return None

@@ -13,16 +13,20 @@ A word costs two Philox calls and eight instructions. Threads whose elements sha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 
 from ..mods.ir.dropout import BITS, KEYS, MULTIPLIERS, ROUNDS, WEYL
+from ..mods.ir.record import ModSpec
 from ..runtime import jit
 from .constant import Constant
 from .mask_bits import is_unmasked
+
+if TYPE_CHECKING:
+    from .traced import ModTensors
 
 
 class DropoutTensors(NamedTuple):
@@ -53,9 +57,15 @@ class Dropout(Constant):
     rows_per_query: int
 
     @staticmethod
-    def of(mods: Any, kernel_mods: Any, batch: Int32, head: Int32, packed: int = 1, rows: int | None = None) -> Any:
-        """Return a call's dropout, or None. mods, filled: its `ModSpec` and `core.traced.ModTensors`. rows: rows per
-        query, if more than `packed`."""
+    def of(
+        mods: ModSpec | None,
+        kernel_mods: ModTensors | None,
+        batch: Int32,
+        head: Int32,
+        packed: int = 1,
+        rows: int | None = None,
+    ) -> Dropout | None:
+        """Return a call's dropout, or None. rows: rows per query, if more than `packed`."""
         if mods is None or not mods.dropout:
             return None
         tensors = kernel_mods.dropout

@@ -94,7 +94,8 @@ class FragmentValues:
 
     def apply_mask(self, scores: list[list[Float32]]) -> list[list[Float32]]:
         """Return the scores, -inf where the mask is false."""
-        bitwise, per_element = [], []
+        bitwise: list[int] = []
+        per_element: list[int] = []
         for i in self._conjuncts(self.traced.graph.result):
             (bitwise if self._is_bitwise(i) else per_element).append(i)
         words = self._mask_words
@@ -191,7 +192,7 @@ class FragmentValues:
         if node.op == "const":
             return KINDS[node.kind](node.value), None
         if node.op == "number":
-            return self.traced.numbers[node.value], None
+            return self.traced.numbers[int(node.value)], None
         if node.op == "load":
             return self._load(node), None
         scaled_args = [self._cache[self._key(j, "scaled")] for j in node.args]
@@ -226,7 +227,7 @@ class FragmentValues:
         return (cutlass.min(query, traced.seqlen_q - 1) if self._clamped else query), None
 
     def _load(self, node: Node) -> Any:
-        tensor = self.traced.tensors[node.value]
+        tensor = self.traced.tensors[int(node.value)]
         indices = self.indices_at(node.args, tensor, *self._pos)
         x = tensor[indices if len(indices) > 1 else indices[0] if indices else 0]
         return x != 0 if tensor.element_type is cutlass.Uint8 else KINDS[node.kind](x)
@@ -281,7 +282,7 @@ class FragmentValues:
         if node.op == "to_float":
             return float(increments[0])
         affine = 0 if self._affine[node.args[0]] else 1
-        return increments[affine] * self.nodes[node.args[1 - affine]].value
+        return increments[affine] * int(self.nodes[node.args[1 - affine]].value)
 
     # Masks as words: bit c % 32 of word c // 32 belongs to column c of a row.
 
@@ -305,7 +306,7 @@ class FragmentValues:
             return False
         return abs(self._slope_difference(node)) == 1
 
-    def _slope_difference(self, node: Node) -> int:
+    def _slope_difference(self, node: Node) -> int | float:
         """Slope of the left operand of a comparison minus that of the right one."""
         a, b = (self._slope(j) if self._affine[j] else 0 for j in node.args)
         return a - b

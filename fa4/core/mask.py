@@ -8,13 +8,16 @@ values, so all window sizes share one kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from .constant import Constant
+
+if TYPE_CHECKING:
+    from .traced import BlockTensors
 
 
 class Blocks(NamedTuple):
@@ -93,7 +96,7 @@ class SparseBlocks(Constant):
 
     @staticmethod
     def of(
-        blocks: Any,
+        blocks: BlockTensors,
         sequence: Int32,
         head: Int32,
         row: Int32,
@@ -102,8 +105,7 @@ class SparseBlocks(Constant):
         tile: int,
         exists: Boolean | None = None,
     ) -> SparseBlocks:
-        """Return the lists of a sequence, a query head and block `row` of the listing side. blocks:
-        `core.traced.BlockTensors`.
+        """Return the lists of a sequence, a query head and block `row` of the listing side.
 
         extent, tile: rows of the listed side, and of one of its tiles. The last block may have fewer tiles; it is the
         last entry of an ascending list. exists: whether the listing side has rows in this block; None if no sequence

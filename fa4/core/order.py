@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+
+from .traced import ModTensors
+from .variant import Variant
 
 
 class Tile(NamedTuple):
@@ -23,8 +26,41 @@ class Tile(NamedTuple):
     sequence: Int32
 
 
+class Grid:
+    """Base of an order: the grid that it needs, and the tile of a CTA. A subclass has the field `cluster`."""
+
+    cluster: int
+
+    @property
+    def tiles(self) -> Int32:
+        raise NotImplementedError
+
+    def at(self, index: Int32) -> Tile:
+        """Return the index-th tile."""
+        raise NotImplementedError
+
+    @property
+    def ctas(self) -> Int32:
+        """Grid size with one CTA (or cluster) per tile."""
+        return self.tiles * self.cluster
+
+    @property
+    def rank(self) -> Int32:
+        """Rank of this CTA in its cluster."""
+        return Int32(0) if self.cluster == 1 else Int32(cute.arch.block_idx()[0]) % self.cluster
+
+    @property
+    def stride(self) -> Int32:
+        """Number of tiles in flight: the step to a CTA's next tile."""
+        return Int32(cute.arch.grid_dim()[0]) // self.cluster
+
+    def here(self) -> Tile:
+        """Tile of this CTA, in a grid with one CTA (or cluster) per tile."""
+        return self.at(Int32(cute.arch.block_idx()[0]) // self.cluster)
+
+
 @dataclass(frozen=True)
-class Order:
+class Order(Grid):
     """All tiles of a grid, numbered in launch order.
 
     l2_group: pairs that advance together; None for the heads of one sequence. descending: from the last block to the
@@ -48,27 +84,7 @@ class Order:
     def tiles(self) -> Int32:
         return self.blocks * self.heads * self.batch
 
-    @property
-    def ctas(self) -> Int32:
-        """Grid size with one CTA (or cluster) per tile."""
-        return self.tiles * self.cluster
-
-    @property
-    def rank(self) -> Int32:
-        """Rank of this CTA in its cluster."""
-        return Int32(0) if self.cluster == 1 else Int32(cute.arch.block_idx()[0]) % self.cluster
-
-    @property
-    def stride(self) -> Int32:
-        """Number of tiles in flight: the step to a CTA's next tile."""
-        return Int32(cute.arch.grid_dim()[0]) // self.cluster
-
-    def here(self) -> Tile:
-        """Tile of this CTA, in a grid with one CTA (or cluster) per tile."""
-        return self.at(Int32(cute.arch.block_idx()[0]) // self.cluster)
-
     def at(self, index: Int32) -> Tile:
-        """Return the index-th tile."""
         if self.l2_group is None:
             per_sequence = self.blocks * self.heads
             sequence, within = index // per_sequence, index % per_sequence
@@ -127,11 +143,11 @@ class Order:
         return cutlass.max(stop - self.wave, 0), stop
 
 
-def sparse_block_order(cfg: Any, mods: Any, axis: int, tile: int) -> cute.Tensor | None:
+def sparse_block_order(cfg: Variant, mods: ModTensors | None, axis: int, tile: int) -> cute.Tensor | None:
     """Return the order of a block mask's listing blocks if they are the tiles (`tile` rows each) of a grid.
 
     None otherwise, without a block mask, for varlen (a sequence has fewer blocks) and if additions follow the order of
-    block numbers. mods: `core.traced.ModTensors`. axis: 0 if blocks of queries list blocks of keys, 1 in a backward.
+    block numbers. axis: 0 if blocks of queries list blocks of keys, 1 in a backward.
     """
     is_fixed = cfg.varlen or cfg.deterministic or cfg.lists_by_head
     return None if not cfg.has_blocks or is_fixed or cfg.mods.block[axis] != tile else mods.blocks.order
@@ -142,7 +158,7 @@ EVEN = 0.006  # of the average work per CTA: accepted excess of the busiest CTA
 
 
 @dataclass(frozen=True)
-class PackedOrder:
+class PackedOrder(Grid):
     """All tiles of varlen sequences, numbered by sequence in launch order. A few tiles may be empty.
 
     A sequence from row a to row b gets blocks a // rows to b // rows, both included: at most one more than it needs.
@@ -160,8 +176,6 @@ class PackedOrder:
     l2_group: Int32 | None = None
     descending: cutlass.Constexpr[bool] = False
     cluster: cutlass.Constexpr[int] = 1
-
-    ctas, rank, stride, here = Order.ctas, Order.rank, Order.stride, Order.here
 
     @property
     def sequences(self) -> Int32:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, const_expr
 
 from ..runtime import jit
 from ..runtime.device import Chip
@@ -44,21 +44,21 @@ class PaddingRows(NamedTuple):
     batch, heads, rows), set to the fill value. Varlen tensors have no batch axis."""
 
     matrices: tuple[cute.Tensor, ...] | None
-    rows: cute.Tensor | None
-    cu_seqlens: cute.Tensor | None
-    seqused: cute.Tensor | None
+    rows: cute.Tensor  # this and the next two: None if absent
+    cu_seqlens: cute.Tensor
+    seqused: cute.Tensor
 
     @property
     def all_matrices(self) -> tuple[cute.Tensor, ...]:
         return self.matrices or ()
 
 
-class _Clear(Program):
+class _Clear(Program[PaddingRowsConfig]):
     @cute.jit
     def launch(self, padding_rows: PaddingRows, blocks: Int32, cfg: cutlass.Constexpr[PaddingRowsConfig], stream):
         """blocks: CTAs per group."""
         groups = Int32(1)
-        if cutlass.const_expr(cfg.has_seqused):
+        if const_expr(cfg.has_seqused):
             groups = padding_rows.seqused.shape[0] + int(cfg.varlen)
         self.kernel(padding_rows, cfg).launch(grid=(groups, blocks, 1), block=(_THREADS, 1, 1), stream=stream)
 
@@ -72,17 +72,17 @@ class _Clear(Program):
         for x in padding_rows.all_matrices:
             per_vector = _VECTOR // cfg.dtype.itemsize
             width = x.shape[-2] * x.shape[-1] // per_vector
-            before = first if cutlass.const_expr(cfg.varlen) else batch * x.shape[1] + first
+            before = first if const_expr(cfg.varlen) else batch * x.shape[1] + first
             target = x.iterator + Int64(before) * width * per_vector
             for i in cutlass.range(begin, (last - first) * width, step):
                 store_vec((target + Int64(i) * per_vector).align(_VECTOR), [Int32(0)] * 4)
-        if cutlass.const_expr(padding_rows.rows is not None):
+        if const_expr(padding_rows.rows is not None):
             rows = padding_rows.rows
             heads, extent = rows.shape[-2], rows.shape[-1]
             part_stride = heads * extent
-            if cutlass.const_expr(not cfg.varlen):
+            if const_expr(not cfg.varlen):
                 part_stride = part_stride * rows.shape[-3]
-            part_heads = heads * (rows.shape[0] if cfg.leading else 1)
+            part_heads = heads * (rows.shape[0] if const_expr(cfg.leading) else 1)
             for i in cutlass.range(begin, (last - first) * part_heads, step):
                 part_head, row = i // (last - first), i % (last - first)
                 in_part = Int64(batch * heads + part_head % heads) * extent + first + row
@@ -92,12 +92,16 @@ class _Clear(Program):
     @cute.jit
     def range_of(self, padding_rows: PaddingRows, group: Int32, cfg: cutlass.Constexpr[PaddingRowsConfig]):
         """Return the sequence (0 if varlen), and the first and one past the last of its padding rows."""
-        extent = padding_rows.rows.shape[-1] if padding_rows.rows is not None else padding_rows.matrices[0].shape[-3]
-        if cutlass.const_expr(not cfg.varlen):
+        extent = (
+            padding_rows.rows.shape[-1]
+            if const_expr(padding_rows.rows is not None)
+            else padding_rows.all_matrices[0].shape[-3]
+        )
+        if const_expr(not cfg.varlen):
             return group, Int32(padding_rows.seqused[group]), Int32(extent)
         sequences = padding_rows.cu_seqlens.shape[0] - 1
         first, last = Int32(padding_rows.cu_seqlens[sequences]), Int32(extent)
-        if cutlass.const_expr(cfg.has_seqused):  # noqa: SIM102  the outer one is decided at compile time
+        if const_expr(cfg.has_seqused):  # noqa: SIM102  the outer one is decided at compile time
             if group < sequences:
                 first, last = (
                     padding_rows.cu_seqlens[group] + padding_rows.seqused[group],

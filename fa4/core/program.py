@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..mods.ir.record import ModSpec
 from ..runtime import jit
 from ..runtime.device import Chip
 from .constant import Constant
 
+Cfg = TypeVar("Cfg")  # configuration, a dataclass whose fields are a compile key
+
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Program(Constant):
+class Program(Constant, Generic[Cfg]):
     """A `cute.jit` host function, `launch`, that starts kernels, and its compilation.
 
     `launch` takes run-time arguments, the configuration and the stream. A compile key is `name` and the fields of the
@@ -28,15 +30,15 @@ class Program(Constant):
     def __repr__(self) -> str:
         return self.name  # the compiler uses it in the names of its dumps
 
-    def fake_args(self, cfg: Any) -> tuple:
+    def fake_args(self, cfg: Cfg) -> tuple:
         """Return fake run-time arguments of `launch`, without memory."""
         raise NotImplementedError
 
-    def compile(self, cfg: Any, chip: Chip) -> Any:
+    def compile(self, cfg: Cfg, chip: Chip) -> Any:
         """Compile `launch` with fake arguments."""
         return jit.compile_kernel(self.launch, *self.fake_args(cfg), cfg, jit.current_stream(), chip=chip)
 
-    def launcher(self, cfg: Any, chip: Chip) -> jit.Launcher:
+    def launcher(self, cfg: Cfg, chip: Chip) -> jit.Launcher:
         """Return a launcher that takes the run-time arguments and runs on the caller's current stream."""
         return jit.compiled(compile_key(self.name, cfg), functools.partial(self.compile, cfg, chip), chip)
 
@@ -47,8 +49,8 @@ def compile_key(name: str, cfg: Any) -> tuple:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, type):
-        return str(value)
     if isinstance(value, ModSpec):
         return value.key()
-    return dataclasses.astuple(value) if dataclasses.is_dataclass(value) else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.astuple(value)
+    return str(value) if isinstance(value, type) else value

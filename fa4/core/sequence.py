@@ -12,6 +12,7 @@ layouts simplify loops, at no cost where they are not used:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cutlass
@@ -103,7 +104,9 @@ def as_columns(x: cute.Tensor, group: int = 1) -> cute.Tensor:
     return pack_heads(cute.make_tensor(x.iterator, layout), group)
 
 
-def in_parts(x: cute.Tensor, as_views: Any, group: int, split: bool) -> cute.Tensor:
+def in_parts(
+    x: cute.Tensor, as_views: Callable[[cute.Tensor, int], cute.Tensor], group: int, split: bool
+) -> cute.Tensor:
     """Apply `as_matrices` or `as_columns`. With `split` (split-KV), the leading axis of parts becomes the last mode."""
     if not split:
         return as_views(x, group)

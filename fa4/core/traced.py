@@ -50,9 +50,9 @@ class ModTensors(NamedTuple):
         if given is None:
             return None
         tensors, numbers, *lists, captured, dropout = given
-        sides = (None if side is None else BlockTensors(*side) for side in lists)
+        blocks, of_queries = (None if side is None else BlockTensors(*side) for side in lists)
         dropout = None if dropout is None else DropoutTensors(*dropout)
-        return ModTensors(tuple(tensors or ()), tuple(numbers or ()), *sides, captured, dropout)
+        return ModTensors(tuple(tensors or ()), tuple(numbers or ()), blocks, of_queries, captured, dropout)
 
     @staticmethod
     def fake(mods: ModSpec | None, backward: bool = False, is_ordered: bool = False) -> ModTensors | None:
@@ -103,7 +103,8 @@ def bind(
     """Bind the score_mod and the mask_mod to a tile's sequence and head; None for a missing one. See `Traced`."""
     if mods is None or kernel_mods is None:
         return None, None
-    bound, tensors, numbers = [], kernel_mods.tensors, kernel_mods.numbers
+    bound: list[Traced | None] = []
+    tensors, numbers = kernel_mods.tensors, kernel_mods.numbers
     for graph in (mods.score, mods.mask):
         if graph is None:
             bound.append(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import cutlass
 
 from ..mods.ir.record import ModSpec
 from ..runtime import jit
@@ -18,7 +20,7 @@ class Variant(Constant):
     dtype: DSL type of q, k, v. group: query heads per key/value head. has_dlse, deterministic: backward only.
     """
 
-    dtype: Any
+    dtype: type[cutlass.Numeric]
     head_dim: int
     head_dim_v: int
     group: int
@@ -33,6 +35,12 @@ class Variant(Constant):
     deterministic: bool = False
     mods: ModSpec | None = None
     cache: CacheSpec | None = None
+
+    if TYPE_CHECKING:  # defined by each configuration: a property here would be the default of a field there
+
+        @property
+        def ctas(self) -> int:
+            """CTAs of a cluster."""
 
     @staticmethod
     def fields(spec: AttentionSpec, *, backward: bool = False, has_dlse: bool = False) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cutlass
 import cutlass.cute as cute
@@ -15,7 +15,9 @@ from ..core.sequence import Lengths, extent, seq_bounded_tma
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
+from . import plan
 from .program import ForwardArguments, ForwardProgram
+from .variant import ForwardVariant
 
 
 class Maps(NamedTuple):
@@ -60,16 +62,16 @@ class ForwardKernelArguments:
         return extent(self.maps.q.tensor)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ForwardKernel(ForwardProgram, RoleKernel):
-    """Base class of a chip's forward kernel. Its configuration is a `fwd.variant.ForwardVariant` with more fields:
-    `rows` (of a work tile), `q_tile`, `k_tile`, `v_tile` and `o_tile`, `ctas` (per work tile), `seq_bounded_q` and
-    `seq_bounded_o` (the TMA map ends with the sequence), `persistent` (grid) and `direct_store` (O is stored without
-    TMA)."""
+Config = TypeVar("Config", bound=ForwardVariant)
 
-    def begin(self, call: ForwardArguments, cfg: Any, stream: Any) -> None:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ForwardKernel(ForwardProgram[Config], RoleKernel[Config]):
+    """Base class of a chip's forward kernel."""
+
+    def begin(self, call: ForwardArguments, cfg: Config, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
-        sizes = call.sizes
+        sizes, scalars = call.sizes, plan.Scalars(*call.scalars)
         matrices = (
             (call.q, cfg.seq_bounded_q),
             (call.k, cfg.seq_bounded_k),
@@ -82,8 +84,9 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         parts = zip(loaded[: 1 if cfg.kv_without_tma else 3], tiles, multicast)
         loads = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in parts]
         loads += [None] * (3 - len(loads))
+        load_q, load_k, load_v = loads
         plain = (call.k, call.v) if cfg.kv_without_tma else (None, None)
-        maps = Maps(*loads, None if cfg.direct_store else TmaTile.store(stored, cfg.o_tile).map)
+        maps = Maps(load_q, load_k, load_v, None if cfg.direct_store else TmaTile.store(stored, cfg.o_tile).map)
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
         heads, cu_seqlens = cute.size(call.q, mode=[2]), call.lengths.cu_seqlens_q if cfg.has_packed_order else None
         order = tile_order(
@@ -95,7 +98,7 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = ForwardKernelArguments(
             maps, *plain, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, part_blocks,
-            *call.scalars, call.mods,
+            *scalars, call.mods,
         )  # fmt: skip
         ctas = args.tiles * cfg.ctas
         self.start(args, cfg, cutlass.min(ctas, sizes.ctas // cfg.ctas * cfg.ctas) if cfg.persistent else ctas, stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import torch
 from cutlass import Float32, Int32
@@ -18,6 +18,7 @@ from ..mods.ir.tensors import kernel_mods
 from ..runtime import jit
 from ..runtime.device import Chip
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache
+from .variant import Config
 
 
 class Scalars(NamedTuple):
@@ -56,14 +57,14 @@ class LaunchSizes(NamedTuple):
     most_l2_groups: Int32 = 1 << 30
 
 
-class ForwardDirection:
+class ForwardDirection(Generic[Config]):
     """The forward of one kind of problem on one chip. A subclass per chip sets `kernel` and `splits` (split-KV
     parts) and passes the configuration, the scalars and the sizes."""
 
-    kernel: Program
+    kernel: Program[Config]
     splits = 1
 
-    def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
+    def __init__(self, chip: Chip, cfg: Config, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
         self._has_bytes, self._has_cache_tensors = cfg.has_8bit_kv, cfg.cache is not None and cfg.cache.has_tensors
         self._varlen, self._fixed_sizes = cfg.varlen, tuple(sizes[2:])

@@ -13,6 +13,7 @@ from ..core.program import Program
 from ..core.sequence import Lengths, align_strides, as_columns, as_matrices, in_parts
 from ..core.traced import ModTensors
 from . import plan
+from .variant import Config
 
 
 class ForwardArguments(NamedTuple):
@@ -32,9 +33,9 @@ class ForwardArguments(NamedTuple):
     cache: CacheTensors | None
 
 
-class ForwardProgram(Program):
-    """Base class; `begin` of a subclass starts the kernel. Its configuration is a `ForwardVariant` with `packed` (heads
-    of pack_gqa) and `split` (split-KV). scalars, sizes: types of the records of numbers that the plan passes."""
+class ForwardProgram(Program[Config]):
+    """Base class; `begin` of a subclass starts the kernel. scalars, sizes: types of the records of numbers that the
+    plan passes."""
 
     __slots__ = ()
 
@@ -68,11 +69,11 @@ class ForwardProgram(Program):
             ForwardArguments(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods, cache), cfg, stream
         )
 
-    def begin(self, call: ForwardArguments, cfg: Any, stream: Any) -> None:
+    def begin(self, call: ForwardArguments, cfg: Config, stream: Any) -> None:
         """Start the kernel, from inside a `cute.jit` host function."""
         raise NotImplementedError
 
-    def fake_args(self, cfg: Any) -> tuple:
-        out, lse = fake_results(cfg)
+    def fake_args(self, cfg: Config) -> tuple:
+        out, lse = fake_results(cfg, cfg.split)
         numbers = fake_numbers(self.scalars), fake_numbers(self.sizes)
         return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods), CacheTensors.fake(cfg.cache)

@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cutlass import Float16
 
 from ..core import variant
+from ..pipeline.smem import Tile
 from .rows import padded_heads_of
 
 
+class ForwardOptions(variant.Variant):
+    """Kind of problem of a forward on any chip.
+
+    packed: query heads packed into the rows of a tile (pack_gqa); 1 for none. split: split-KV; out and lse are float32
+    with a leading axis of parts, and there is no sink. fixed_parts: all parts of all tiles have the same number of key
+    blocks.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
+
+        @property
+        def packed(self) -> int: ...
+
+        @property
+        def split(self) -> bool: ...
+
+        @property
+        def fixed_parts(self) -> bool: ...
+
+        @property
+        def rows(self) -> int:
+            """Rows of a work tile."""
+
+
+Config = TypeVar("Config", bound=ForwardOptions)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardVariant(variant.Variant):
+class ForwardVariant(ForwardOptions):
     """Kind of problem, and tiling of the forward.
 
-    packed: query heads packed into the rows of a tile (pack_gqa); 1 for none. tile_n: keys per block.
-    rescale_threshold: O is rescaled if the row max grows by more than this, in powers of two; 0: at every growth.
-
-    split: split-KV; out and lse are float32 with a leading axis of parts, and there is no sink. fixed_parts: all parts
-    of all tiles have the same number of key blocks.
+    tile_n: keys per block. rescale_threshold: O is rescaled if the row max grows by more than this, in powers of two;
+    0: at every growth.
     """
 
     packed: int
@@ -28,7 +55,41 @@ class ForwardVariant(variant.Variant):
     smem_bytes: int
     split: bool = False
     fixed_parts: bool = False
-    snake: ClassVar[bool] = False  # odd rounds of a persistent grid visit the CTAs in reverse order
+
+    if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
+
+        @property
+        def persistent(self) -> bool:
+            """Whether the grid has as many CTAs as fit, and each takes several work tiles."""
+
+        @property
+        def direct_store(self) -> bool:
+            """Whether O is stored without TMA."""
+
+        @property
+        def seq_bounded_q(self) -> bool:
+            """Whether the TMA map of Q ends with the sequence."""
+
+        @property
+        def seq_bounded_o(self) -> bool:
+            """Whether the TMA map of O ends with the sequence."""
+
+        @property
+        def q_tile(self) -> Tile: ...
+
+        @property
+        def k_tile(self) -> Tile: ...
+
+        @property
+        def v_tile(self) -> Tile: ...
+
+        @property
+        def o_tile(self) -> Tile: ...
+
+    @property
+    def snake(self) -> bool:
+        """Whether odd rounds of a persistent grid visit the CTAs in reverse order."""
+        return False
 
     @property
     def slots(self) -> int:

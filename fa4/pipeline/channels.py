@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ..core.constant import Constant
 from .roles import RoleTable
@@ -235,7 +236,7 @@ class ChannelTable(Constant):
         """Arrivals that complete one phase of a free barrier."""
         return self._arrivals(channel.freed, channel.releasers, channel.ctas)
 
-    def _arrivals(self, by: By, sides: tuple[Side, ...], ctas: int) -> int:
+    def _arrivals(self, by: By | Implied | None, sides: tuple[Side, ...], ctas: int) -> int:
         if by in (By.TMA, By.UMMA):
             return 1
         if by is By.READ:
@@ -256,10 +257,10 @@ class ChannelTable(Constant):
 @cute.jit
 def init_barriers(table: cutlass.Constexpr[ChannelTable], barriers: cute.Pointer):
     """One thread: initialise every mbarrier. The caller syncs the CTA (or cluster) before the first use."""
-    for channel in cutlass.const_expr(table.channels):
+    for channel in const_expr(table.channels):
         full = barriers + table.offset(channel)
         for stage in cutlass.range_constexpr(channel.stages):
             cute.arch.mbarrier_init(full + stage, table.full_arrivals(channel))
-            if cutlass.const_expr(channel.has_free_barriers):
+            if const_expr(channel.has_free_barriers):
                 cute.arch.mbarrier_init(full + channel.stages + stage, table.free_arrivals(channel))
     cute.arch.mbarrier_init_fence()

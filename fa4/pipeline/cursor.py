@@ -14,14 +14,14 @@ are free at first.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, const_expr
 
 from .channels import By
-from .ends import LEADER, End
+from .ends import LEADER, End, Stage
 
 ALL = "all stages in each iteration"
 
@@ -29,16 +29,16 @@ ALL = "all stages in each iteration"
 class Lane(NamedTuple):
     """Every `step`-th stage from `first`: the share of a ring that one of `step` instances uses."""
 
-    first: Any
+    first: Stage
     step: int
 
 
-def consume(end: End, stage: Any = None) -> Cursor:
+def consume(end: End, stage: Stage | Lane | str | None = None) -> Cursor:
     """Consumer's cursor before the first iteration. stage: None (the whole ring), a `Lane`, a fixed stage, or `ALL`."""
     return Cursor.at_start(end, False, stage)
 
 
-def produce(end: End, stage: Any = None, ahead: int = 0) -> Cursor:
+def produce(end: End, stage: Stage | Lane | str | None = None, ahead: int = 0) -> Cursor:
     """Producer's cursor before the first iteration, or `ahead` iterations later: that many need no wait, because the
     stages are free at first. stage: as in `consume`."""
     return Cursor.at_start(end, True, stage, ahead)
@@ -51,12 +51,14 @@ class Cursor:
     is at `ALL` stages in each iteration; the caller then names the stage of each operation.
     """
 
-    def __init__(self, end: End, produces: bool, stage: Any, phase: Int32, first_phase: int, moves: bool, step=1):
+    def __init__(
+        self, end: End, produces: bool, stage: Stage | str, phase: Int32, first_phase: int, moves: bool, step: int = 1
+    ):
         self.end, self.produces, self.stage, self.phase = end, produces, stage, phase
         self.first_phase, self.moves, self.step = first_phase, moves, step
 
     @staticmethod
-    def at_start(end: End, produces: bool, stage: Any = None, ahead: int = 0) -> Cursor:
+    def at_start(end: End, produces: bool, stage: Stage | Lane | str | None = None, ahead: int = 0) -> Cursor:
         """See `consume` and `produce`."""
         step = 1
         if isinstance(stage, Lane):
@@ -89,6 +91,7 @@ class Cursor:
         """Return the cursor of the next iteration."""
         stage, phase = self.stage, self.phase
         if self.moves:
+            assert not isinstance(stage, str)  # not `ALL`
             stages = self.end.channel.stages
             stage = stage + self.step
             wraps = Boolean(stage >= stages if self.step > 1 else stage == stages)
@@ -98,12 +101,12 @@ class Cursor:
             phase = phase ^ 1
         return Cursor(self.end, self.produces, stage, phase, self.first_phase, self.moves, self.step)
 
-    def wait(self, stage: Any = None) -> None:
+    def wait(self, stage: Stage | None = None) -> None:
         """Block until the stage is full (a consumer) or free (a producer)."""
         wait = self.end.wait_free if self.produces else self.end.wait_full
         wait(self._stage(stage), self.phase)
 
-    def arrive(self, stage: Any = None) -> None:
+    def arrive(self, stage: Stage | None = None) -> None:
         """Whole warp: signal that this warp has filled the stage (a producer), or release it (a consumer)."""
         if self.produces:
             self.end.arrive_full(self._stage(stage))
@@ -112,21 +115,21 @@ class Cursor:
         else:
             self.end.arrive_read(self._stage(stage))
 
-    def commit(self, stage: Any = None) -> None:
+    def commit(self, stage: Stage | None = None) -> None:
         """One thread: signal full (a producer) or free (a consumer) when the matrix operations issued so far are
         done."""
         commit = self.end.commit_full if self.produces else self.end.commit_free
         commit(self._stage(stage))
 
-    def expect_tx(self, nbytes: int, rank: Any = LEADER, stage: Any = None) -> None:
+    def expect_tx(self, nbytes: int, rank: Stage = LEADER, stage: Stage | None = None) -> None:
         """Producer by TMA, whole warp of each CTA: `nbytes` of copies (in each CTA of a pair) will signal full."""
         _expect_tx(self.end, self._stage(stage), nbytes, rank)
 
-    def barrier(self, stage: Any = None) -> cute.Pointer:
+    def barrier(self, stage: Stage | None = None) -> cute.Pointer:
         """The full barrier, on which copies count their bytes."""
         return self.end.full(self._stage(stage))
 
-    def _stage(self, stage: Any) -> Any:
+    def _stage(self, stage: Stage | None) -> Stage:
         if (stage is None) == (self.stage is ALL):
             raise ValueError(f"channel {self.end.channel.name}: a cursor at {self.stage} was asked about {stage}")
         return self.stage if stage is None else stage
@@ -144,9 +147,9 @@ class Cursor:
 
 
 @cute.jit
-def _expect_tx(end: cutlass.Constexpr[End], stage, nbytes: cutlass.Constexpr[int], rank: Int32):
+def _expect_tx(end: cutlass.Constexpr[End], stage: Stage, nbytes: cutlass.Constexpr[int], rank: Int32):
     """Call `expect`; in a pair only the leader does, for both CTAs."""
-    if cutlass.const_expr(not end.channel.is_pair):
+    if const_expr(not end.channel.is_pair):
         end.expect(stage, nbytes)
     else:
         if rank == LEADER:

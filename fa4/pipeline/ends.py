@@ -14,6 +14,8 @@ A payload in two memories (dS: tensor memory for one product, shared memory for 
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass._mlir.dialects import nvvm
@@ -22,6 +24,7 @@ from ..core.constant import Constant
 from .channels import By, Carries, Channel, ChannelTable, ClusterSharing, Implied, Signals
 
 LEADER = 0  # cluster rank of the leading CTA of a pair
+Stage: TypeAlias = int | Int32
 
 
 class Ends(Constant):
@@ -36,6 +39,9 @@ class Ends(Constant):
             if role in channel.roles:
                 full = barriers + table.offset(channel)
                 setattr(self, channel.name, End(channel, role, full, table.signals))
+
+    def __getattr__(self, name: str) -> End:
+        raise AttributeError(f"the role has no end of a channel {name}")
 
 
 class End(Constant):
@@ -60,24 +66,24 @@ class End(Constant):
     def releases(self) -> bool:
         return self.role in self.channel.releasing_roles
 
-    def full(self, stage) -> cute.Pointer:
+    def full(self, stage: Stage) -> cute.Pointer:
         return self._full + stage
 
-    def free(self, stage) -> cute.Pointer:
+    def free(self, stage: Stage) -> cute.Pointer:
         self._require(self.channel.has_free_barriers, "free barriers")
         return self._full + self.channel.stages + stage
 
-    def wait_full(self, stage, phase) -> None:
+    def wait_full(self, stage: Stage, phase: Int32) -> None:
         """Consumer: block until the stage is full."""
         self._require(self.consumes, "a consumer")
         self._wait(self.full(stage), phase, self.channel.filled)
 
-    def wait_free(self, stage, phase) -> None:
+    def wait_free(self, stage: Stage, phase: Int32) -> None:
         """Producer: block until the stage is free."""
         self._require(self.produces, "a producer")
         self._wait(self.free(stage), phase, self.channel.freed)
 
-    def expect(self, stage, nbytes) -> None:
+    def expect(self, stage: Stage, nbytes: int) -> None:
         """Producer by TMA, whole warp (in a pair, of the leader): arrive and expect_tx on `full(stage)`.
 
         nbytes: bytes of the copies of each CTA; with multicast, of all shares together.
@@ -87,27 +93,27 @@ class End(Constant):
             copies = self.channel.ctas if self.channel.is_pair else 1
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes * copies)
 
-    def commit_full(self, stage) -> None:
+    def commit_full(self, stage: Stage) -> None:
         """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
         self._require(self.produces and self.channel.filled is By.UMMA, "a producer by UMMA")
         self._signals.commit(self.full(stage), self.channel.ctas)
 
-    def commit_free(self, stage) -> None:
+    def commit_free(self, stage: Stage) -> None:
         """Consumer by UMMA, one thread: signal free when the matrix operations issued so far are done."""
         self._require(self.releases and self.channel.freed is By.UMMA, "a consumer by UMMA")
         self._signals.commit(self.free(stage), self.channel.ctas)
 
-    def arrive_full(self, stage) -> None:
+    def arrive_full(self, stage: Stage) -> None:
         """Producer by WARP, whole warp: signal that this warp's part of the stage is written."""
         self._require(self.produces and self.channel.filled is By.WARP, "a producer by warps")
         self._arrive(self.full(stage), is_release=False)
 
-    def arrive_free(self, stage) -> None:
+    def arrive_free(self, stage: Stage) -> None:
         """Consumer by WARP, whole warp: release the stage."""
         self._require(self.releases and self.channel.freed is By.WARP, "a consumer by warps")
         self._arrive(self.free(stage), is_release=True)
 
-    def arrive_read(self, stage) -> None:
+    def arrive_read(self, stage: Stage) -> None:
         """Consumer by READ or WGMMA, whole warp: release the stage.
 
         The warp has waited for the reads of the elected lane's bulk copies, or of the warpgroup's products. No thread
@@ -143,7 +149,7 @@ class End(Constant):
             if not targets:
                 cute.arch.mbarrier_arrive(barrier)
 
-    def _wait(self, barrier: cute.Pointer, phase, by: By | Implied | None) -> None:
+    def _wait(self, barrier: cute.Pointer, phase: Int32, by: By | Implied | None) -> None:
         if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
             wait_for_cluster(barrier, phase, "relaxed" if self.channel.is_relaxed else "acquire")
             if self.channel.is_async_only:
@@ -169,7 +175,7 @@ def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:
     )
 
 
-def wait_for_cluster(barrier: cute.Pointer, phase, semantics: str = "acquire") -> None:
+def wait_for_cluster(barrier: cute.Pointer, phase: Int32, semantics: str = "acquire") -> None:
     """Like `mbarrier_wait`, across the cluster: an acquire makes writes of other CTAs before their arrival visible."""
     cute.arch.inline_ptx(
         f"""{{

@@ -7,20 +7,21 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 
 from ..core.constant import Constant
 from ..core.program import Program
+from ..runtime import jit
 from ..runtime.device import Chip
 from .channels import ChannelTable, init_barriers
 from .ends import Ends
 from .roles import run_roles
 from .smem import SmemMap
-from .tma import TmaTile
+from .tma import TmaMap, TmaTile
 
 
 class Resources(Constant):
@@ -38,15 +39,32 @@ class Resources(Constant):
 NOTHING = Resources()
 
 
+class KernelArguments(Protocol):
+    """Run-time arguments of a kernel. maps: a `TmaMap` by name."""
+
+    @property
+    def maps(self) -> NamedTuple: ...
+
+
+class KernelConfig(Protocol):
+    """What every kernel of roles needs to know of its configuration; see `core.variant.Variant`."""
+
+    @property
+    def ctas(self) -> int: ...
+
+    def sharers(self, name: str) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Context(Constant):
-    """Arguments of a role's body: run-time arguments, configuration, channels, shared memory and chip resources.
+    """Arguments of a role's body: run-time arguments, configuration, channels, shared memory and chip resources. A
+    kernel extends it by the types of its arguments and its configuration.
 
     cluster: CTAs that start and end together, because they access each other's shared memory.
     """
 
-    args: Any
-    cfg: Any
+    args: KernelArguments
+    cfg: KernelConfig
     channels: ChannelTable
     smem: SmemMap
     resources: Resources = NOTHING
@@ -58,8 +76,11 @@ class Context(Constant):
 
     def tma(self, name: str) -> TmaTile:
         """The TMA tile of matrix `args.maps.<name>`: tiles of `cfg.<name>_tile`, loaded by `cfg.sharers(name)` CTAs."""
-        tile = getattr(self.cfg, f"{name}_tile")
-        return TmaTile(*getattr(self.args.maps, name), tile, self.cfg.sharers(name))
+        of_matrix: TmaMap = getattr(self.args.maps, name)
+        return TmaTile(*of_matrix, getattr(self.cfg, f"{name}_tile"), self.cfg.sharers(name))
+
+
+Config = TypeVar("Config", bound=KernelConfig)
 
 
 class Overlap(enum.Enum):
@@ -71,7 +92,7 @@ class Overlap(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RoleKernel(Program):
+class RoleKernel(Program[Config]):
     """A kernel of warp roles: its tables, as functions of its configuration. `name` is also a prefix of its PTX entry.
 
     context: builds the roles' `Context` from (arguments, configuration, channels, shared memory). clusters: launch in
@@ -80,24 +101,24 @@ class RoleKernel(Program):
     special-function unit's 8, but its mma loop has 149 instructions per key block instead of 216.
     """
 
-    channels: Callable[[Any], ChannelTable]
-    smem: Callable[[Any, ChannelTable], SmemMap]
-    context: Callable[[Any, Any, ChannelTable, SmemMap], Context] = Context
+    channels: Callable[[Config], ChannelTable]
+    smem: Callable[[Config, ChannelTable], SmemMap]
+    context: Callable[[Any, Config, ChannelTable, SmemMap], Context] = Context
     clusters: bool = False
     overlap: Overlap = Overlap.SET_UP
     is_cutlass: bool = True
 
-    def entry_name(self, cfg: Any) -> str:
+    def entry_name(self, cfg: Config) -> str:
         """Return the PTX entry name, for profiles and reports, and register it for `describe`."""
         table = self.channels(cfg)
         return entry_name(f"fa4_{self.name.replace('.', '_')}", cfg, table, self.smem(cfg, table))
 
-    def launcher(self, cfg: Any, chip: Chip):
+    def launcher(self, cfg: Config, chip: Chip) -> jit.Launcher:
         if chip.emulated:
             self.entry_name(cfg)  # registers roles and barriers for reports, also if the kernel comes from disk
         return Program.launcher(self, cfg, chip)
 
-    def start(self, args: Any, cfg: Any, ctas: Int32, stream: Any) -> None:
+    def start(self, args: KernelArguments, cfg: Config, ctas: Int32, stream: Any) -> None:
         """Inside a `cute.jit` host function: launch `ctas` CTAs."""
         table = self.channels(cfg)
         set_entry_name(kernel, self.entry_name(cfg), self.is_cutlass)
@@ -122,20 +143,20 @@ def kernel(args, cfg: cutlass.Constexpr, design: cutlass.Constexpr[RoleKernel]):
 @cute.jit
 def run(context: cutlass.Constexpr[Context], overlap: cutlass.Constexpr[Overlap] = Overlap.NOTHING):
     """Body of a kernel: set up barriers, run each warp's role, wait for all warps."""
-    if cutlass.const_expr(overlap is Overlap.ROLES):
+    if const_expr(overlap is Overlap.ROLES):
         cute.arch.griddepcontrol_launch_dependents()
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
         with cute.arch.elect_one():
             init_barriers(context.channels, context.smem.pointer("barriers", Int64))
     context.resources.acquire(context.smem)
-    if cutlass.const_expr(overlap is Overlap.SET_UP):
+    if const_expr(overlap is Overlap.SET_UP):
         # No result of an earlier kernel is accessed above this line. The next kernel may run its set-up from here on.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
     sync_all(context.cluster)
     run_roles(context.channels.roles, context)
     # Wait until all readers of the resources are done and, in a cluster, no CTA accesses another CTA.
-    if cutlass.const_expr(context.cluster > 1 or context.resources is not NOTHING):
+    if const_expr(context.cluster > 1 or context.resources is not NOTHING):
         sync_all(context.cluster)
     context.resources.release(context.smem)
 
@@ -177,7 +198,7 @@ def describe(entry: str) -> Description | None:
     return _described.get(re.sub(r"(_cutlass)?_\d+$", "", entry))
 
 
-def entry_name(name: str, cfg: Any, table: ChannelTable, smem: SmemMap) -> str:
+def entry_name(name: str, cfg: object, table: ChannelTable, smem: SmemMap) -> str:
     """Return a kernel's PTX entry name, `name` and a digest of its configuration, and register it for `describe`."""
     entry = f"{name}_{hashlib.sha256(repr(cfg).encode()).hexdigest()[:8]}"
     _described[entry] = Description.of(table, smem)

@@ -6,15 +6,14 @@ python -m fa4.sm100.fwd        # the Blackwell forward; likewise sm100.bwd, sm90
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from .channels import ONCE, Channel, ChannelTable, ClusterSharing, Implied
-from .kernel import RoleKernel
+from .kernel import Config, RoleKernel
 from .roles import WARP, RoleTable
 from .smem import SmemMap
 
 
-def page(kernel: RoleKernel, cfg: Any, output_roles: tuple[str, ...], *memories: str) -> str:
+def page(kernel: RoleKernel[Config], cfg: Config, output_roles: tuple[str, ...], *memories: str) -> str:
     """Return the text between the marks of a kernel's page. output_roles: roles that write results. memories: tables of
     other memories than shared memory."""
     table = kernel.channels(cfg)
@@ -43,7 +42,8 @@ def channels_table(table: ChannelTable) -> str:
         "|---|--:|---|--:|---|--:|---|",
     ]
     for channel in table.channels:
-        freed, arrivals = channel.freed, ""
+        freed = channel.freed
+        arrivals: int | str = ""
         if isinstance(freed, Implied):
             by = f"`{freed.channel}.{freed.side}`"
         elif freed is ONCE:

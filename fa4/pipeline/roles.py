@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ..core.constant import Constant
 
@@ -108,14 +109,14 @@ class RoleTable(Constant):
 @cute.jit
 def set_registers(regs: cutlass.Constexpr[int], launch_regs: cutlass.Constexpr[int]):
     """Set this warpgroup's registers per thread to `regs`, by setmaxnreg."""
-    if cutlass.const_expr(regs > launch_regs):
+    if const_expr(regs > launch_regs):
         cute.arch.setmaxregister_increase(regs)
-    elif cutlass.const_expr(regs < launch_regs):
+    elif const_expr(regs < launch_regs):
         cute.arch.setmaxregister_decrease(regs)
 
 
 @cute.jit
-def run_roles(table: cutlass.Constexpr[RoleTable], context, first: cutlass.Constexpr[int] = 0):
+def run_roles(table: cutlass.Constexpr[RoleTable], context: Constant, first: cutlass.Constexpr[int] = 0):
     """Branch each warp to its role's body, called with `context`. Unused warps only release their registers.
 
     The first branch is by warpgroup (all its warps must execute the same setmaxnreg), the second by role. Each branch
@@ -124,7 +125,7 @@ def run_roles(table: cutlass.Constexpr[RoleTable], context, first: cutlass.Const
     """
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     end = table.groups[first][-1].warps[1]
-    if cutlass.const_expr(first + 1 == len(table.groups)):
+    if const_expr(first + 1 == len(table.groups)):
         _run_group(table, context, first)
     else:
         if warp < end:
@@ -134,22 +135,22 @@ def run_roles(table: cutlass.Constexpr[RoleTable], context, first: cutlass.Const
 
 
 @cute.jit
-def _run_group(table: cutlass.Constexpr[RoleTable], context, group: cutlass.Constexpr[int]):
+def _run_group(table: cutlass.Constexpr[RoleTable], context: Constant, group: cutlass.Constexpr[int]):
     set_registers(table.groups[group][0].regs, table.launch_regs())
     _run_role(table, context, group, 0)
 
 
 @cute.jit
 def _run_role(
-    table: cutlass.Constexpr[RoleTable], context, group: cutlass.Constexpr[int], index: cutlass.Constexpr[int]
+    table: cutlass.Constexpr[RoleTable], context: Constant, group: cutlass.Constexpr[int], index: cutlass.Constexpr[int]
 ):
     """Run role `index` of a group or a later one. Warps after the last role do nothing."""
     role, others = table.groups[group][index], len(table.groups[group]) - index - 1
     body, stop = role.body, role.warps[1]  # a run-time branch cannot carry a record of functions
-    if cutlass.const_expr(others == 0 and stop % WARPS_PER_WARPGROUP == 0):
+    if const_expr(others == 0 and stop % WARPS_PER_WARPGROUP == 0):
         body(context)
     else:
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < stop:
             body(context)
-        elif cutlass.const_expr(others > 0):
+        elif const_expr(others > 0):
             _run_role(table, context, group, index + 1)

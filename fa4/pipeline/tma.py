@@ -69,7 +69,7 @@ def _by_head(rows: int, slots: int):
     return rows if slots == 1 else (slots, rows // slots)
 
 
-def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, rank=0):
+def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile: Int32, pointer: cute.Pointer, rank: Int32 | int = 0):
     """Return the (shared, global) tensors of each panel's copy, for one tile or its share or piece `rank`.
 
     Args:
@@ -82,7 +82,9 @@ def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointe
     return [(shared[None, panel], glob[None, panel]) for panel in range(panels)]
 
 
-def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, panels: int, rank=0):
+def _partition(
+    tma: TmaTile, matrix: cute.Tensor, row_tile: Int32, pointer: cute.Pointer, panels: int, rank: Int32 | int = 0
+):
     """(shared, global) tensors of boxes: `panels` panels from `pointer`, and all panels of the tile's rows."""
     rows, columns = tma.tile.piece_rows // tma.multicast, tma.tile.panel_columns
     if tma.multicast > 1 or tma.tile.pieces > 1:
@@ -96,7 +98,14 @@ def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointe
     )
 
 
-def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, barrier: cute.Pointer, rank=0) -> None:
+def tma_load(
+    tma: TmaTile,
+    matrix: cute.Tensor,
+    row_tile: Int32,
+    pointer: cute.Pointer,
+    barrier: cute.Pointer,
+    rank: Int32 | int = 0,
+) -> None:
     """Whole warp: start loading one tile; `barrier` counts its `tile.nbytes` bytes. Rows and columns outside the tensor
     become zeros.
 
@@ -110,21 +119,21 @@ def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer,
 
 
 def tma_load_panel(
-    tma: TmaTile, matrix: cute.Tensor, row_tile, panel, pointer: cute.Pointer, barrier: cute.Pointer
+    tma: TmaTile, matrix: cute.Tensor, row_tile: Int32, panel: Int32, pointer: cute.Pointer, barrier: cute.Pointer
 ) -> None:
     """Whole warp: start loading one panel of a tile; `panel` may be a run-time value."""
     shared, glob = _partition(tma, matrix, row_tile, pointer, 1)
     cute.copy(tma.atom, glob[None, panel], shared[None, 0], tma_bar_ptr=barrier)
 
 
-def tma_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
+def tma_store(tma: TmaTile, matrix: cute.Tensor, row_tile: Int32, pointer: cute.Pointer) -> None:
     """Whole warp: store one tile and wait until shared memory has been read. Skip rows and columns outside the
     tensor."""
     tma_start_store(tma, matrix, row_tile, pointer)
     wait_read()
 
 
-def tma_start_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
+def tma_start_store(tma: TmaTile, matrix: cute.Tensor, row_tile: Int32, pointer: cute.Pointer) -> None:
     """Whole warp: start storing one tile. Skip rows and columns outside the tensor."""
     sides = tma_panels(tma, matrix, row_tile, pointer)
     with cute.arch.elect_one():  # a store, unlike a load, does not elect a thread itself

@@ -48,7 +48,7 @@ class SmemOperand(Constant):
         panel, column = divmod(k * K_PER_MMA, self.tile.panel_columns)
         return (panel * self.tile.panel_bytes + column * self.tile.bits // 8) >> 4
 
-    def at(self, address) -> Int32:
+    def at(self, address: Int32) -> Int32:
         """Low 32 bits of the descriptor of a tile at a shared-memory address. The high 32 bits are constant."""
         return Int32((address >> 4) & 0x3FFF) | Int32(self.constant_bits & 0xFFFFFFFF)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, nvvm, vector
 
@@ -137,7 +137,7 @@ def _allocate(memory: cutlass.Constexpr[TensorMemory], address_ptr: cute.Pointer
 @cute.jit
 def _deallocate(memory: cutlass.Constexpr[TensorMemory], smem: cutlass.Constexpr[SmemMap]):
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == memory.warp:
-        first = 0 if cutlass.const_expr(memory.per_sm == 1) else base(smem)
+        first = 0 if const_expr(memory.per_sm == 1) else base(smem)
         share = cute.make_ptr(Int32, first, cute.AddressSpace.tmem, assumed_align=16)
         cute.arch.dealloc_tmem(share, memory.columns, is_two_cta=memory.ctas == 2)
 
@@ -167,12 +167,12 @@ def fence_after_sync() -> None:
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
 
 
-def lane_address(column, warp) -> Int32:
+def lane_address(column: Int32 | int, warp: Int32) -> Int32:
     """Tensor-memory address of `column` at the first lane that `warp` can access."""
     return (warp % 4) << 21 | Int32(column)
 
 
-def load(address, columns: int) -> list[Float32]:
+def load(address: Int32 | int, columns: int) -> list[Float32]:
     """Whole warp: load this thread's lane of `columns` (a power of two from 2 on) columns; valid after `wait_loads()`.
 
     `address` includes the first lane of the warp: a warp can access lanes 32 * (warp % 4) to 32 * (warp % 4) + 31 only.
@@ -183,13 +183,13 @@ def load(address, columns: int) -> list[Float32]:
     return [Float32(vector.extract(floats, [], [i])) for i in range(columns)]
 
 
-def store(address, packed: list[Int32]) -> None:
+def store(address: Int32 | int, packed: list[Int32]) -> None:
     """Whole warp: store this thread's lane of len(packed) columns; complete after `wait_stores()`."""
     kind = ir.VectorType.get([len(packed)], Int32.mlir_type)
     values = vector.from_elements(kind, [x.ir_value() for x in packed])
     nvvm.tcgen05_st(nvvm.Tcgen05LdStShape.SHAPE_32X32B, pointer(address), values)
 
 
-def pointer(address):
+def pointer(address: Int32 | int):
     """LLVM pointer of an address, as tcgen05 operations take it."""
     return llvm.inttoptr(llvm.PointerType.get(6), Int32(address).ir_value())

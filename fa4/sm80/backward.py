@@ -1,4 +1,4 @@
-"""The portable backward. Read this module first: it has the arguments and the launch.
+"""The portable backward. Read this module first: it has the launch.
 
 A CTA owns one tile of keys and loops over the tiles of query rows that see it (`backward_tile`). With GQA the rows of
 all heads of a group are packed, so dK and dV need no sum across CTAs. dQ is added to a float32 accumulator in global
@@ -7,48 +7,21 @@ memory. Kernels of `fa4.bwd` run before (row statistics, zeros) and after (conve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
 
 from ..bwd.program import BackwardArguments, BackwardProgram
-from ..core.mask import Window
-from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
+from ..core.order import sparse_block_order, tile_order
 from ..core.score import BackwardSoftcap
-from ..core.sequence import Lengths, extent
-from ..core.traced import ModTensors
+from ..core.sequence import extent
+from .arguments import Sm80BackwardArguments
 from .backward_tile import work_on_keys
 from .config import Sm80BackwardConfig
 
 
-@dataclass(frozen=True)
-class Sm80BackwardArguments:
-    """Run-time arguments of the main kernel. Matrices have the modes of `core.sequence.as_matrices`, q and dout with
-    packed heads. Workspaces have the modes of `bwd.blocks.RowTensors`."""
-
-    q: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    dout: cute.Tensor
-    dk: cute.Tensor
-    dv: cute.Tensor
-    statistics: cute.Tensor
-    dq_sum: cute.Tensor
-    semaphores: cute.Tensor | None
-    ranks: cute.Tensor | None
-    lengths: Lengths
-    order: Order | PackedOrder
-    window: Window
-    score: BackwardSoftcap | None
-    softmax_scale: Float32
-    scale_log2: Float32  # scale of the output of `score`, in log2 units
-    mods: ModTensors | None
-
-
-class BackwardKernel(BackwardProgram):
+class BackwardKernel(BackwardProgram[Sm80BackwardConfig]):
     __slots__ = ()
 
     def begin(self, call: BackwardArguments, cfg: Sm80BackwardConfig, stream: Any) -> None:

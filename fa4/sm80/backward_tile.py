@@ -11,13 +11,11 @@ key blocks add to a tile of dQ in ascending order, ordered by a semaphore.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
-from cutlass.memory import SmemAllocator
 
 from ..bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
 from ..bwd.device.work import order_index_by_lists
@@ -29,7 +27,10 @@ from ..core.mask import Band, Blocks, ReverseRange, SparseBlocks
 from ..core.rows import first_row_block
 from ..core.scoring import Scoring
 from ..core.sequence import extent, sequence_matrix
-from ..core.traced import Traced, bind
+from ..core.traced import bind
+from .arguments import Sm80BackwardArguments
+from .backward_work import SharedMemory, Sm80BackwardWork
+from .config import Sm80BackwardConfig
 from .dropout import dropout_factors, share_keep_bits
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .tensor_core import (
@@ -39,39 +40,9 @@ from .tensor_core import (
     operand_b,
     product,
     rows_by_columns,
-    smem_layout,
     tiled_mma,
     transposed,
 )
-
-
-@dataclass(frozen=True)
-class Sm80BackwardWork(Constant):
-    """Work of a CTA: a tile of keys of one sequence and head. q, dout: (packed rows, dim). k, v, dk, dv: (rows, dim).
-
-    args, cfg: see `backward`. row_block: first row block of the sequence in the workspaces.
-    """
-
-    args: Any
-    cfg: Any
-    thread: Int32
-    head: Int32
-    n_block: Int32
-    row_block: Int32
-    rows_q: Int32
-    rows_left: Int32  # keys from the start of the tile to the end of the sequence
-    mask: Band
-    score_mod: Traced | None
-    mask_mod: Traced | None
-    captured: CapturedGrads | None
-    dropout: Dropout | None
-    block_iter: ReverseRange | SparseBlocks  # over tiles of query rows
-    q: cute.Tensor
-    dout: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    dk: cute.Tensor
-    dv: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -95,36 +66,8 @@ class Products(Constant):
     kt: Operand
 
 
-@dataclass(frozen=True)
-class SharedMemory(Constant):
-    """Shared memory: 16-bit tiles (Q and dO with stages), row statistics, dropout keep bits."""
-
-    k: cute.Tensor
-    v: cute.Tensor
-    q: cute.Tensor
-    do: cute.Tensor
-    p: cute.Tensor
-    ds: cute.Tensor
-    statistics: cute.Tensor  # (tile_m, 2, stages)
-    keep_bits: cute.Tensor | None  # (tile_m, words per row); written before the first barrier of a step
-
-    @staticmethod
-    def allocate(cfg) -> SharedMemory:
-        m, n, stages, smem = cfg.tiles.tile_m, cfg.tiles.tile_n, cfg.tiles.stages, SmemAllocator()
-
-        def tile(*shape):
-            return smem.allocate_tensor(cfg.dtype, smem_layout(*shape), 1024)
-
-        k, v, q, do = tile(n, cfg.dim), tile(n, cfg.dim_v), tile(m, cfg.dim, stages), tile(m, cfg.dim_v, stages)
-        p, ds = tile(m, n), tile(m, n)
-        statistics, keep_bits = smem.allocate_tensor(Float32, cute.make_layout((m, 2, stages)), 128), None
-        if cfg.has_dropout:
-            keep_bits = smem.allocate_tensor(Int32, cute.make_layout((m, cfg.tiles.keep_words_per_row)), 128)
-        return SharedMemory(k, v, q, do, p, ds, statistics, keep_bits)
-
-
 @cute.jit
-def work_on_keys(args, cfg: cutlass.Constexpr):
+def work_on_keys(args: Sm80BackwardArguments, cfg: cutlass.Constexpr[Sm80BackwardConfig]):
     """Kernel body: find the work of this CTA and process it."""
     n_block, head, sequence = args.order.here()
     tiles = cfg.tiles
@@ -132,19 +75,21 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
     rows_k = args.lengths.keys(sequence, extent(args.k))
     q, dout = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, args.dout))
     k, v, dk, dv = (sequence_matrix(x, head, sequence, rows_k, cfg.varlen) for x in (args.k, args.v, args.dk, args.dv))
-    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.group)
+    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, args.window.left, args.window.right, cfg.group)
     lengths = rows_q.count, rows_k.count
     score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.group, lengths, cfg.group)
     dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.group, cfg.group)
     captured = None
-    if cutlass.const_expr(cfg.mods is not None):
+    if const_expr(cfg.mods is not None):
         captured = CapturedGrads.of(args.mods.captured, cfg, sequence, rows_k, extent(args.k), n_block)
-    if cutlass.const_expr(cfg.has_blocks):
+    if const_expr(cfg.has_blocks):
         block_q, block_k = cfg.mods.block
         column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m
         rows = rows_q.count * cfg.group
-        exists = n_block * tiles.tile_n < rows_k.count if cfg.lengths_vary else None
-        block_iter = SparseBlocks.of(args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m, exists)
+        exists = n_block * tiles.tile_n < rows_k.count if const_expr(cfg.lengths_vary) else None
+        block_iter: ReverseRange | SparseBlocks = SparseBlocks.of(
+            args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m, exists
+        )
     else:
         first, stop = mask.query_blocks(n_block)
         # Last rows first: all key blocks of a head see them, so deterministic additions follow closely.
@@ -176,7 +121,7 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
 
 
 @cute.jit
-def process_tile(work):
+def process_tile(work: Sm80BackwardWork):
     cfg, tiles = work.cfg, work.cfg.tiles
     memory = SharedMemory.allocate(cfg)
     products = make_products(work, memory)
@@ -186,18 +131,20 @@ def process_tile(work):
     if block_iter.any():
         load_keys(work, memory)
         load_queries(work, memory, block_iter.block(block_iter.start()), 0)
-        if cutlass.const_expr(isinstance(block_iter, SparseBlocks)):
+        if const_expr(cfg.has_blocks):
+            block_iter = work.sparse_blocks
             for i in cutlass.range(block_iter.masked, unroll=1):
                 step(work, memory, products, i, i, True)
             for i in cutlass.range(block_iter.count - block_iter.masked, unroll=1):
                 step(work, memory, products, block_iter.masked + i, block_iter.masked + i, False)
         else:
-            for i in cutlass.range(block_iter.blocks.stop - block_iter.blocks.first, unroll=1):
-                step(work, memory, products, block_iter.blocks.stop - 1 - i, i, True)
+            blocks = work.blocks
+            for i in cutlass.range(blocks.stop - blocks.first, unroll=1):
+                step(work, memory, products, blocks.stop - 1 - i, i, True)
 
     products.dk.store(products.dk.load() * work.args.softmax_scale)
     cute.arch.barrier()  # all threads have read K and V; dK and dV are staged over them
-    if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+    if const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
         if block_iter.any():
             release_order(work, block_iter.block(block_iter.last()))
     begin = work.n_block * tiles.tile_n
@@ -209,7 +156,7 @@ def process_tile(work):
         store_tile(acc, products.mma_kv, staged, out_row, work.thread, cfg.threads, columns)
 
 
-def make_products(work, memory: SharedMemory) -> Products:
+def make_products(work: Sm80BackwardWork, memory: SharedMemory) -> Products:
     cfg, tiles, thread = work.cfg, work.cfg.tiles, work.thread
     mma_s, mma_kv, mma_q = (tiled_mma(cfg.dtype, *warps) for warps in (tiles.warps_s, tiles.warps_kv, tiles.warps_q))
     dk, dv = (
@@ -235,7 +182,7 @@ def make_products(work, memory: SharedMemory) -> Products:
     )
 
 
-def load_keys(work, memory: SharedMemory) -> None:
+def load_keys(work: Sm80BackwardWork, memory: SharedMemory) -> None:
     """Start loading K and V. They belong to the cp.async group of the first tile of queries."""
     cfg, n = work.cfg, work.cfg.tiles.tile_n
     for x, target, columns in ((work.k, memory.k, cfg.head_dim), (work.v, memory.v, cfg.head_dim_v)):
@@ -245,7 +192,7 @@ def load_keys(work, memory: SharedMemory) -> None:
 
 
 @cute.jit
-def load_queries(work, memory, m_block, stage):
+def load_queries(work: Sm80BackwardWork, memory: SharedMemory, m_block: Int32, stage: Int32):
     """Start loading a tile of Q, dO and row statistics, as one cp.async group."""
     cfg, m = work.cfg, work.cfg.tiles.tile_m
     for x, staged, columns in ((work.q, memory.q, cfg.head_dim), (work.dout, memory.do, cfg.head_dim_v)):
@@ -263,21 +210,28 @@ def load_queries(work, memory, m_block, stage):
 
 
 @cute.jit
-def step(work, memory, products, pos, iteration, masked: cutlass.Constexpr[bool]):
+def step(
+    work: Sm80BackwardWork,
+    memory: SharedMemory,
+    products: Products,
+    pos: Int32,
+    iteration: Int32,
+    masked: cutlass.Constexpr[bool],
+):
     """Process the query tile at `pos` of the block iterator. iteration: its number. masked: a mask_mod may mask it."""
     cfg, stages, block_iter = work.cfg, work.cfg.tiles.stages, work.block_iter
     m_block, next_pos = block_iter.block(pos), block_iter.ahead(pos, 1)
-    stage = iteration % stages if cutlass.const_expr(stages > 1) else 0
+    stage = iteration % stages if const_expr(stages > 1) else 0
     m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
-    if cutlass.const_expr(work.dropout is not None):
+    if const_expr(work.dropout is not None):
         share_keep_bits(work, memory, m_block)  # the bits of the previous step have been read before its second barrier
     cute.arch.cp_async_wait_group(0)
     cute.arch.barrier()
-    if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+    if const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
         # Release the previous step here, not right after its additions: they are complete, so the release is fast.
         if iteration > 0:
             release_order(work, block_iter.block(block_iter.ahead(pos, -1)))
-    if cutlass.const_expr(stages > 1):  # noqa: SIM102  one is decided at compile time
+    if const_expr(stages > 1):  # noqa: SIM102  one is decided at compile time
         if block_iter.exists(next_pos):
             load_queries(work, memory, block_iter.block(next_pos), (iteration + 1) % stages)
 
@@ -296,34 +250,43 @@ def step(work, memory, products, pos, iteration, masked: cutlass.Constexpr[bool]
     product(products.mma_q, dq, products.ds, products.kt)
     add_dq(work, dq, m_block)
     product(products.mma_kv, products.dk, products.dst, products.qt.at(stage))
-    if cutlass.const_expr(stages == 1):
+    if const_expr(stages == 1):
         cute.arch.barrier()
         if block_iter.exists(next_pos):
             load_queries(work, memory, block_iter.block(next_pos), 0)
 
 
 @cute.jit
-def compute_p_ds(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[bool]):
+def compute_p_ds(
+    work: Sm80BackwardWork,
+    memory: SharedMemory,
+    mma: cute.TiledMma,
+    s: cute.Tensor,
+    dp: cute.Tensor,
+    m_block: Int32,
+    stage: Int32,
+    masked: cutlass.Constexpr[bool],
+):
     """Compute P and dS from S and dP, and store them to shared memory as 16-bit operands."""
     cfg, args, mask = work.cfg, work.args, work.mask
     grid = cute.make_identity_tensor((cfg.tiles.tile_m, cfg.tiles.tile_n))
     coords = rows_by_columns(mma.get_slice(work.thread).partition_C(grid))
     coords0 = rows_by_columns(mma.get_slice(0).partition_C(grid))
     fragment = mma_coords(coords, coords0, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n)
-    score_mod = None if work.score_mod is None else work.score_mod.at(fragment, args.softmax_scale)
-    mask_mod = None if work.mask_mod is None or not masked else work.mask_mod.at(fragment)
+    score_mod = None if const_expr(work.score_mod is None) else work.score_mod.at(fragment, args.softmax_scale)
+    mask_mod = None if const_expr(work.mask_mod is None or not masked) else work.mask_mod.at(fragment)
     scoring = Scoring(args.score, score_mod, mask_mod)
     scores, grads = rows_by_columns(s), rows_by_columns(dp)
     rows, statistics = cute.size(scores, mode=[0]), memory.statistics
     dropout = None
-    if cutlass.const_expr(work.dropout is not None):
+    if const_expr(work.dropout is not None):
         dropout = dropout_factors(work, memory, coords, coords0)
         store_fragment_rows(grads, _multiply(fragment_rows(grads), dropout))
     for r in cutlass.range_constexpr(rows):
         grads[r, None].store(grads[r, None].load() + statistics[coords[r, 0][0], 1, stage])
-    if cutlass.const_expr(not scoring.is_plain):
+    if const_expr(not scoring.is_plain):
         logits = scoring.logits(fragment_rows(scores))
-        if cutlass.const_expr(scoring.softcap is not None):
+        if const_expr(scoring.softcap is not None):
             store_fragment_rows(grads, scoring.times_softcap_grad(fragment_rows(grads), logits))
         store_fragment_rows(scores, scoring.masked(logits, lambda r, c: statistics[coords[r, 0][0], 0, stage]))
     if mask.needs_mask(m_block, work.n_block):
@@ -333,11 +296,11 @@ def compute_p_ds(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Const
         p = cute.math.exp2(scores[r, None].load() * args.scale_log2 + minus_lse, fastmath=True)
         scores[r, None].store(p)
         grads[r, None].store(grads[r, None].load() * p)
-    if cutlass.const_expr(score_mod is not None):
+    if const_expr(score_mod is not None):
         store_fragment_rows(grads, scoring.score_grads(fragment_rows(scores), fragment_rows(grads)))
-    if cutlass.const_expr(work.captured is not None):
+    if const_expr(work.captured is not None):
         work.captured.add(score_mod, fragment_rows(scores))
-    if cutlass.const_expr(dropout is not None):
+    if const_expr(dropout is not None):
         store_fragment_rows(scores, _multiply(fragment_rows(scores), dropout))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
     to_smem = cute.make_tiled_copy_C(atom, mma).get_slice(work.thread)
@@ -352,13 +315,13 @@ def _multiply(x: list[list[Float32]], y: list[list[Float32]]) -> list[list[Float
 
 
 @cute.jit
-def add_dq(work, dq, m_block):
+def add_dq(work: Sm80BackwardWork, dq: cute.Tensor, m_block: Int32):
     """Add a tile of dQ to the accumulator, in the layout `config.Fragments`."""
     cfg, args = work.cfg, work.args
     block = work.row_block + m_block
-    if cutlass.const_expr(cfg.deterministic):
+    if const_expr(cfg.deterministic):
         # Earlier key blocks that see these rows add first. One thread waits on the semaphore, the barrier releases all.
-        if cutlass.const_expr(cfg.has_blocks):
+        if const_expr(cfg.has_blocks):
             order_index = order_index_by_lists(args, cfg, block, work.head, work.n_block)
         else:
             order_index = work.n_block - work.mask.key_blocks(m_block).first
@@ -372,7 +335,7 @@ def add_dq(work, dq, m_block):
 
 
 @cute.jit
-def release_order(work, m_block):
+def release_order(work: Sm80BackwardWork, m_block: Int32):
     """Let the next key block add to these rows. Call after `add_dq` and a barrier."""
     semaphore = semaphore_ptr(work.args.semaphores, work.row_block + m_block, work.head)
     if work.thread == 0:

@@ -9,8 +9,10 @@ import cutlass
 from cutlass import Int32
 
 from ..bwd.blocks import Placement, RowBlocks
+from ..bwd.variant import BackwardOptions
 from ..core.mask import Window
 from ..core.variant import Variant
+from ..fwd.variant import ForwardOptions
 from .tiles import L2_GROUP_BYTES, LARGEST_L2_GROUP, BackwardTiles, ForwardTiles, padded
 
 
@@ -51,11 +53,12 @@ class Sm80Config(Variant):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm80ForwardConfig(Sm80Config):
+class Sm80ForwardConfig(Sm80Config, ForwardOptions):
     """packed: heads of a group packed into the rows of a tile, all or 1. split: split-KV, several CTAs share the keys
     of a tile; out and lse are float32 with an axis of parts, and there is no sink. fixed_parts: parts have the same
     number of key blocks in all tiles."""
 
+    tiles: ForwardTiles
     ctas: ClassVar[int] = 1
     persistent: ClassVar[bool] = False
     snake: ClassVar[bool] = False
@@ -92,9 +95,10 @@ class Fragments(Placement):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm80BackwardConfig(Sm80Config):
+class Sm80BackwardConfig(Sm80Config, BackwardOptions):
     """A tile has the rows of all heads of a group."""
 
+    tiles: BackwardTiles
     ctas: ClassVar[int] = 1
     descending: ClassVar[bool] = False
 

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from ..core.dropout import Dropout, apply_dropout
+from .backward_work import SharedMemory, Sm80BackwardWork
 
 
 def drop(dropout: Dropout, p: list[list[Float32]], rows: list[Int32], key: Int32) -> list[list[Float32]]:
@@ -16,7 +17,7 @@ def drop(dropout: Dropout, p: list[list[Float32]], rows: list[Int32], key: Int32
 
 
 @cute.jit
-def share_keep_bits(work, memory, m_block):
+def share_keep_bits(work: Sm80BackwardWork, memory: SharedMemory, m_block: Int32):
     """Compute the keep bits of a tile of query rows into shared memory; each thread computes a share."""
     cfg, m = work.cfg, work.cfg.tiles.tile_m
     count = cfg.tiles.keep_words_per_row
@@ -27,7 +28,9 @@ def share_keep_bits(work, memory, m_block):
             memory.keep_bits[slot % m, slot // m] = work.dropout.word(row, block)
 
 
-def dropout_factors(work, memory, coords: cute.Tensor, coords0: cute.Tensor) -> list[list[Float32]]:
+def dropout_factors(
+    work: Sm80BackwardWork, memory: SharedMemory, coords: cute.Tensor, coords0: cute.Tensor
+) -> list[list[Float32]]:
     """Factors of P and dP for a thread's elements: 1 / (1 - p), or 0 if dropped. coords, coords0: see
     `tensor_core.mma_coords`."""
     offsets = [coords0[0, c][1] - coords0[0, 0][1] for c in range(cute.size(coords, mode=[1]))]

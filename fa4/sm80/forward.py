@@ -1,4 +1,4 @@
-"""The portable forward. Read this module first: it has the arguments and the launch; `forward_tile` is the kernel body.
+"""The portable forward. Read this module first: it has the launch; `forward_tile` is the kernel body.
 
 A CTA owns one tile of query rows and loops over the key blocks that they see. With few queries, heads of a group are
 packed into the rows of a tile (pack_gqa), and several CTAs may share the keys of a tile (split-KV, see
@@ -7,20 +7,17 @@ packed into the rows of a tile (pack_gqa), and several CTAs may share the keys o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.cache import CacheTensors
-from ..core.mask import Window
-from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
+from ..core.order import sparse_block_order, tile_order
 from ..core.score import Softcap
-from ..core.sequence import Lengths, extent
-from ..core.traced import ModTensors
+from ..core.sequence import extent
 from ..fwd.program import ForwardArguments, ForwardProgram
+from .arguments import Sm80ForwardArguments
 from .config import Sm80ForwardConfig
 from .forward_tile import work_on_queries
 
@@ -43,29 +40,7 @@ class LaunchSizes(NamedTuple):
     part_blocks: Int32
 
 
-@dataclass(frozen=True)
-class Sm80ForwardArguments:
-    """Run-time arguments of the kernel. Matrices have the modes of `core.sequence.as_matrices`; q, out and lse have
-    packed heads; with split-KV, out and lse have a last mode of parts."""
-
-    q: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    out: cute.Tensor
-    lse: cute.Tensor
-    sink: cute.Tensor | None
-    lengths: Lengths
-    order: Order | PackedOrder
-    splits: Int32
-    part_blocks: Int32 | None
-    window: Window
-    score: Softcap | None
-    scale: Float32  # factor from scores (or the output of `score`) to logits
-    mods: ModTensors | None
-    cache: CacheTensors | None
-
-
-class ForwardKernel(ForwardProgram):
+class ForwardKernel(ForwardProgram[Sm80ForwardConfig]):
     __slots__ = ()
     scalars, sizes = Scalars, LaunchSizes
 

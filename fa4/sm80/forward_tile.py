@@ -8,22 +8,23 @@ after cp.async.wait_group and a barrier.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.memory import SmemAllocator
 
 from ..core.cache import Keys, Paged, Strided
 from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
-from ..core.mask import Band, ReverseRange, SparseBlocks
+from ..core.mask import Band, Blocks, ReverseRange, SparseBlocks
 from ..core.score import Softcap
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
 from ..fwd.device.scales import nonzero_descale
+from .arguments import Sm80ForwardArguments
+from .config import Sm80ForwardConfig
 from .converting import ConvertingCopy
 from .dropout import drop
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
@@ -45,10 +46,10 @@ from .tensor_core import (
 @dataclass(frozen=True)
 class Sm80ForwardWork(Constant):
     """Work of a CTA: a tile of query rows of one sequence and head. q, out: (packed rows, dim). lse: (packed rows, 1).
-    k, v: where the rows of the keys are. args, cfg: see `forward`."""
+    k, v: where the rows of the keys are."""
 
-    args: Any
-    cfg: Any
+    args: Sm80ForwardArguments
+    cfg: Sm80ForwardConfig
     thread: Int32
     head: Int32
     m_block: Int32
@@ -72,6 +73,18 @@ class Sm80ForwardWork(Constant):
         return self.m_block * self.cfg.tiles.tile_m
 
     @property
+    def blocks(self) -> Blocks:
+        """Key blocks, without a block mask."""
+        assert isinstance(self.block_iter, ReverseRange)
+        return self.block_iter.blocks
+
+    @property
+    def sparse_blocks(self) -> SparseBlocks:
+        """Key blocks, of a block mask."""
+        assert isinstance(self.block_iter, SparseBlocks)
+        return self.block_iter
+
+    @property
     def scale(self) -> Float32:
         """Factor from the input of softmax to logits."""
         return self.raw_scale if self.score_mod is None else Float32(1.0)
@@ -93,7 +106,7 @@ class ForwardTileState(Constant):
     softmax: OnlineSoftmax
 
     @staticmethod
-    def make(work) -> ForwardTileState:
+    def make(work: Sm80ForwardWork) -> ForwardTileState:
         cfg, tiles, thread, smem = work.cfg, work.cfg.tiles, work.thread, SmemAllocator()
         q_and_o = smem.allocate_array(cfg.dtype, tiles.tile_m * max(cfg.dim, cfg.dim_v), byte_alignment=1024)
         s_q, s_o = (cute.make_tensor(q_and_o, smem_layout(tiles.tile_m, columns)) for columns in (cfg.dim, cfg.dim_v))
@@ -118,11 +131,11 @@ class ForwardTileState(Constant):
 
 
 @cute.jit
-def work_on_queries(args, cfg: cutlass.Constexpr):
+def work_on_queries(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80ForwardConfig]):
     """Kernel body: find the work of this CTA and process it."""
     index, part = cute.arch.block_idx()[0], Int32(0)
     out, lse = args.out, args.lse
-    if cutlass.const_expr(cfg.split):
+    if const_expr(cfg.split):
         index, part = index // args.splits, index % args.splits
         out, lse = (x[(*[None] * (len(x.shape) - 1), part)] for x in (out, lse))
     m_block, head, sequence = args.order.at(index)
@@ -131,26 +144,28 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
     rows_q = args.lengths.queries(sequence, extent(args.q))
     keys = Keys.of(args.lengths, args.cache, args.k, sequence, cfg)
     q, out, lse = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, out, lse))
-    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, keys.count, *args.window, cfg.packed)
+    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, keys.count, args.window.left, args.window.right, cfg.packed)
     if m_block * tiles.tile_m < rows_q.count * cfg.packed:
         lengths = rows_q.count, keys.count
         score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed, lengths, cfg.packed)
         dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.packed, cfg.packed)
-        if cutlass.const_expr(cfg.has_blocks):
+        if const_expr(cfg.has_blocks):
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
-            exists = Boolean(True) if cfg.lengths_vary else None
-            block_iter = SparseBlocks.of(args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n, exists)
+            exists = Boolean(True) if const_expr(cfg.lengths_vary) else None
+            block_iter: ReverseRange | SparseBlocks = SparseBlocks.of(
+                args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n, exists
+            )
         else:
             blocks = mask.key_blocks(m_block)
-            if cutlass.const_expr(cfg.split):
+            if const_expr(cfg.split):
                 blocks = blocks.part(part, args.splits, args.part_blocks)
             block_iter = ReverseRange(blocks)
         score, raw_scale, v_descale = args.score, args.scale, None
-        if cutlass.const_expr(cfg.has_8bit_kv):
+        if const_expr(cfg.has_8bit_kv):
             k_descale = nonzero_descale(args.cache.k_descale[sequence, head_kv])
             v_descale = args.cache.v_descale[sequence, head_kv]
-            if cutlass.const_expr(score is not None):
+            if const_expr(score is not None):
                 score = Softcap(score.scale_over_cap * k_descale)
             else:
                 raw_scale = raw_scale * k_descale
@@ -180,7 +195,7 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
 
 
 @cute.jit
-def process_tile(work):
+def process_tile(work: Sm80ForwardWork):
     cfg, stages, block_iter = work.cfg, work.cfg.tiles.stages, work.block_iter
     tile = ForwardTileState.make(work)
     tile.o.fill(0.0)
@@ -188,27 +203,28 @@ def process_tile(work):
         load_queries(work, tile)
         for stage in cutlass.range_constexpr(stages):
             load(work, work.k, tile.s_k, block_iter.ahead(block_iter.start(), stage), stage, stage == 0)
-            if cutlass.const_expr(stage + 1 < stages):
+            if const_expr(stage + 1 < stages):
                 load(work, work.v, tile.s_v, block_iter.ahead(block_iter.start(), stage), stage, stage == 0)
-        if cutlass.const_expr(isinstance(block_iter, SparseBlocks)):
+        if const_expr(cfg.has_blocks):
+            block_iter = work.sparse_blocks
             for i in cutlass.range(block_iter.masked, unroll=1):
                 step(work, tile, i, True)
             for i in cutlass.range(block_iter.count - block_iter.masked, unroll=1):
                 step(work, tile, block_iter.masked + i, False)
         else:
             # Blocks masked by the right bound or the end of the keys, full blocks, blocks masked by the left bound.
-            blocks = block_iter.blocks
+            blocks = work.blocks
             for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
                 step(work, tile, blocks.stop - 1 - i, True)
             for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
                 step(work, tile, blocks.full_stop - 1 - i, False)
-            if cutlass.const_expr(cfg.has_left):
+            if const_expr(cfg.has_left):
                 for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
                     step(work, tile, blocks.full_first - 1 - i, True)
     finish(work, tile)
 
 
-def load_queries(work, tile: ForwardTileState) -> None:
+def load_queries(work: Sm80ForwardWork, tile: ForwardTileState) -> None:
     """Start loading Q. It belongs to the cp.async group of the first K."""
     cfg, m = work.cfg, work.cfg.tiles.tile_m
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, cfg.dim), work.thread, m, cfg.dim, cfg.head_dim)
@@ -216,22 +232,29 @@ def load_queries(work, tile: ForwardTileState) -> None:
 
 
 @cute.jit
-def load(work, x, staged, pos, stage, checks_end: cutlass.Constexpr[bool]):
+def load(
+    work: Sm80ForwardWork,
+    x: Strided | Paged,
+    staged: cute.Tensor,
+    pos: Int32,
+    stage: Int32,
+    checks_end: cutlass.Constexpr[bool],
+):
     """Start loading the key block at `pos` of the block iterator, of K or V (`x`), if it exists. Always commit one
     cp.async group, so that groups can be counted. checks_end: the sequence may end within the block."""
     cfg, tile_n = work.cfg, work.cfg.tiles.tile_n
     dim = cute.size(staged, mode=[1])
-    columns = cfg.head_dim if x is work.k else cfg.head_dim_v
+    columns = cfg.head_dim if const_expr(x is work.k) else cfg.head_dim_v
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
     if work.block_iter.exists(pos):
         n_block = work.block_iter.block(pos)
-        if cutlass.const_expr(cfg.has_8bit_kv):
+        if const_expr(cfg.has_8bit_kv):
             converting = ConvertingCopy(copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype)
             converting.load_rows(x.rows_from(n_block * tile_n), staged[None, None, stage])
-        elif cutlass.const_expr(x.has_constant_stride(tile_n)):
+        elif const_expr(x.has_constant_stride(tile_n)):
             rows_left = (
                 work.mask.seqlen_k - n_block * tile_n
-                if checks_end or isinstance(work.block_iter, SparseBlocks)
+                if const_expr(checks_end or isinstance(work.block_iter, SparseBlocks))
                 else None
             )
             copy.load_tile(x.block(n_block, tile_n, dim), staged[None, None, stage], rows_left)
@@ -241,32 +264,32 @@ def load(work, x, staged, pos, stage, checks_end: cutlass.Constexpr[bool]):
 
 
 @cute.jit
-def step(work, tile, pos, masked: cutlass.Constexpr[bool]):
+def step(work: Sm80ForwardWork, tile: ForwardTileState, pos: Int32, masked: cutlass.Constexpr[bool]):
     """Process the key block at `pos` of the block iterator: S, softmax, O. On entry, loads of K and V have started for
     this block up to K of the block `stages - 1` ahead."""
     cfg, mma, stages, block_iter = work.cfg, tile.mma, work.cfg.tiles.stages, work.block_iter
     m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
     iteration = block_iter.iteration(pos)
-    stage = iteration % stages if cutlass.const_expr(stages > 1) else 0
+    stage = iteration % stages if const_expr(stages > 1) else 0
     s = cute.make_rmem_tensor(mma.get_slice(0).partition_shape_C((m, n)), Float32)
     s.fill(0.0)
 
     cute.arch.cp_async_wait_group(2 * (stages - 1))  # K has arrived
     cute.arch.barrier()
-    v_stage = (iteration + stages - 1) % stages if cutlass.const_expr(stages > 1) else 0
+    v_stage = (iteration + stages - 1) % stages if const_expr(stages > 1) else 0
     load(work, work.v, tile.s_v, block_iter.ahead(pos, stages - 1), v_stage, masked and stages == 1)
     product(mma, s, tile.q, tile.k.at(stage))
 
     cute.arch.cp_async_wait_group(2 * (stages - 1))  # V has arrived
     cute.arch.barrier()  # and all threads have read K
     load(work, work.k, tile.s_k, block_iter.ahead(pos, stages), stage, False)
-    if cutlass.const_expr(work.score is not None):
+    if const_expr(work.score is not None):
         work.score.apply(s)
     scores = rows_by_columns(s)
     apply_mods(work, mma, scores, block_iter.block(pos), masked)
     may_be_empty = masked or work.score_mod is not None or work.mask_mod is not None
     tile.softmax.update(scores, rows_by_columns(tile.o), may_be_empty)
-    if cutlass.const_expr(work.dropout is not None):
+    if const_expr(work.dropout is not None):
         coords = coords_of_thread(mma, work.thread, m, n)
         rows = [work.first_row + coords[r, 0][0] for r in range(cute.size(coords, mode=[0]))]
         store_fragment_rows(scores, drop(work.dropout, fragment_rows(scores), rows, block_iter.block(pos) * n))
@@ -276,20 +299,22 @@ def step(work, tile, pos, masked: cutlass.Constexpr[bool]):
 
 
 @cute.jit
-def apply_mods(work, mma, scores, n_block, masked: cutlass.Constexpr[bool]):
+def apply_mods(
+    work: Sm80ForwardWork, mma: cute.TiledMma, scores: cute.Tensor, n_block: Int32, masked: cutlass.Constexpr[bool]
+):
     """Apply score_mod, mask_mod and the band to the scores of a key block."""
     m, n = work.cfg.tiles.tile_m, work.cfg.tiles.tile_n
     coords, coords0 = coords_of_thread(mma, work.thread, m, n), coords_of_thread(mma, 0, m, n)
     fragment = mma_coords(coords, coords0, work.first_row, n_block * n)
-    if cutlass.const_expr(work.score_mod is not None):
+    if const_expr(work.score_mod is not None):
         store_fragment_rows(scores, work.score_mod.at(fragment, work.raw_scale).logits(fragment_rows(scores)))
     is_sparse = isinstance(work.block_iter, SparseBlocks)
-    if cutlass.const_expr(work.mask_mod is not None and (masked or not is_sparse)):
+    if const_expr(work.mask_mod is not None and (masked or not is_sparse)):
         store_fragment_rows(scores, work.mask_mod.at(fragment).apply_mask(fragment_rows(scores)))
-    if cutlass.const_expr(is_sparse):
+    if const_expr(is_sparse):
         if work.mask.needs_mask(work.m_block, n_block):  # a last block listed as full may still exceed the keys
             work.mask.apply_mask(scores, coords, coords0, work.m_block, n_block)
-    elif cutlass.const_expr(masked):
+    elif const_expr(masked):
         work.mask.apply_mask(scores, coords, coords0, work.m_block, n_block)
 
 
@@ -299,29 +324,29 @@ def coords_of_thread(mma: cute.TiledMma, thread: Int32 | int, rows: int, columns
 
 
 @cute.jit
-def finish(work, tile):
+def finish(work: Sm80ForwardWork, tile: ForwardTileState):
     """Normalise O; write lse and out."""
     cfg, sink = work.cfg, work.args.sink
     coords = coords_of_thread(tile.mma, work.thread, cfg.tiles.tile_m, cfg.dim_v)
     rows = cute.size(tile.softmax.row_max)
     row_lse = cute.make_rmem_tensor(rows, Float32)
     sinks = None
-    if cutlass.const_expr(sink is not None):
+    if const_expr(sink is not None):
         sinks = cute.make_rmem_tensor(rows, Float32)
         for r in cutlass.range_constexpr(rows):
             row = work.first_row + coords[r, 0][0]
             sinks[r] = Float32(sink[work.head * cfg.packed + row % cfg.packed])
     tile.softmax.finish(rows_by_columns(tile.o), row_lse, sinks)
-    if cutlass.const_expr(work.dropout is not None):
+    if const_expr(work.dropout is not None):
         tile.o.store(tile.o.load() * work.dropout.scale)
-    if cutlass.const_expr(work.v_descale is not None):
+    if const_expr(work.v_descale is not None):
         tile.o.store(tile.o.load() * work.v_descale)
     for r in cutlass.range_constexpr(rows):
         row = work.first_row + coords[r, 0][0]
         if coords[0, 0][1] == 0 and row < work.rows:
             work.lse[row, 0] = row_lse[r]
 
-    if cutlass.const_expr(cfg.split):
+    if const_expr(cfg.split):
         store_part(work, tile, coords)
     else:
         cute.arch.barrier()  # all threads have read Q, and O is staged over it
@@ -330,7 +355,7 @@ def finish(work, tile):
 
 
 @cute.jit
-def store_part(work, tile, coords):
+def store_part(work: Sm80ForwardWork, tile: ForwardTileState, coords: cute.Tensor):
     """Store float32 O of a split-KV part directly from registers."""
     o, out_row = rows_by_columns(tile.o), rows_of(work.out, work.first_row, work.rows)
     for r in cutlass.range_constexpr(cute.size(o, mode=[0])):

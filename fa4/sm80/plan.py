@@ -21,7 +21,7 @@ from .config import Sm80BackwardConfig, Sm80ForwardConfig
 from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_l2_group, forward_tiles
 
 
-class Sm80Forward(ForwardDirection):
+class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
     """Forward plan for any chip with cp.async and mma.sync. `tiles` replaces the row of the table, for tuning."""
 
     kernel = forward.KERNEL

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, const_expr
 
 from ..core.constant import Constant
 from ..core.softmax import LOG2_E
@@ -49,7 +49,7 @@ class OnlineSoftmax(Constant):
             new_max = quad_reduce(new_max, cute.arch.fmax)
             self.row_max[r] = new_max
             finite_max = new_max
-            if cutlass.const_expr(may_be_empty):
+            if const_expr(may_be_empty):
                 finite_max = Float32(0.0) if new_max == -Float32.inf else new_max
             scaled_max = finite_max * self.scale_log2
             p = cute.math.exp2(row * self.scale_log2 - scaled_max, fastmath=True)
@@ -71,7 +71,7 @@ class OnlineSoftmax(Constant):
             total = quad_reduce(self.total[r], lambda x, y: x + y)
             max_logit = self.row_max[r] * self.scale
             numerator = Float32(1.0)
-            if cutlass.const_expr(sinks is not None):
+            if const_expr(sinks is not None):
                 max_with_sink = cute.arch.fmax(max_logit, sinks[r])
                 max_with_sink = Float32(0.0) if max_with_sink == -Float32.inf else max_with_sink
                 numerator = cute.math.exp(max_logit - max_with_sink)

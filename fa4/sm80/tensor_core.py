@@ -120,7 +120,7 @@ def product(mma: cute.TiledMma, acc: cute.Tensor, a: Operand | cute.Tensor, b: O
     """acc += A B^T, with A in shared memory or in registers as ((2, 2, 2), M', K'). Loads of the next slice overlap the
     products of the current one."""
     from_smem = isinstance(a, Operand)
-    a_registers = a.fragment if from_smem else a
+    a_registers = a.fragment if isinstance(a, Operand) else a
     slices = cute.size(b.source, mode=[2])
     if from_smem:
         a.load(0)

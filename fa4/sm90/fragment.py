@@ -46,7 +46,7 @@ def reduce_row(value: Float32, combine) -> Float32:
     return value
 
 
-def store_matrices(address, tile: Tile, packed: list[Int32]) -> None:
+def store_matrices(address: Int32, tile: Tile, packed: list[Int32]) -> None:
     """Whole warp: store its 16 rows of an accumulator, rounded to 16 bits, to a panelled tile.
 
     address: shared-memory address of the warp's first row, a multiple of 1024. packed: one 32-bit register for each
@@ -61,7 +61,7 @@ def store_matrices(address, tile: Tile, packed: list[Int32]) -> None:
         )
 
 
-def load_matrices(address, tile: Tile, count: int) -> list[Int32]:
+def load_matrices(address: Int32, tile: Tile, count: int) -> list[Int32]:
     """Whole warp: load its 16 rows of a panelled tile in the layout of `store_matrices`. count: registers per thread, a
     multiple of 4."""
     packed: list[Int32] = []
@@ -74,7 +74,7 @@ def load_matrices(address, tile: Tile, count: int) -> list[Int32]:
     return packed
 
 
-def _matrix_row_addresses(address, tile: Tile, count: int) -> list[Int32]:
+def _matrix_row_addresses(address: Int32, tile: Tile, count: int) -> list[Int32]:
     """Return, for each four of a thread's `count` registers, the address of the matrix row that its lane names: row l %
     8 of matrix l / 8 for lane l. Matrices are (upper, lower) rows of 8 columns, then of the next 8."""
     lane = cute.arch.lane_idx()

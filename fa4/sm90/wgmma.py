@@ -46,6 +46,8 @@ class SmemOperand(Constant):
         rows, width = self.tile.rows, self.tile.panel_columns
         panels = (width, self.tile.panels)
         of_panels = (1, rows * width)
+        shape: tuple
+        stride: tuple
         if self.major is Major.K:
             shape, stride = (extent, panels), (width, of_panels)
         else:

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ...core.mask import Band, SparseBlocks
 from ...core.order import Order, Tile
 from ...core.rows import first_row_block
 from ...core.sequence import Rows
+from ..context import BackwardContext
+from ..variant import BackwardOptions
+
+
+class HasKeys(Protocol):
+    """A block of `cfg.cluster_tile_n` keys: `KeyBlock`, or a chip's record that starts with the same fields."""
+
+    @property
+    def n_block(self) -> Int32: ...
+
+    @property
+    def head_kv(self) -> Int32: ...
+
+    @property
+    def batch(self) -> Int32: ...
+
+    @property
+    def q(self) -> Rows: ...
+
+    @property
+    def k(self) -> Rows: ...
+
+
+class HasRanks(Protocol):
+    """Arguments of a main kernel; see `ranks`."""
+
+    @property
+    def ranks(self) -> cute.Tensor: ...
 
 
 class KeyBlock(NamedTuple):
@@ -30,7 +58,7 @@ class KeyBlock(NamedTuple):
     steps: Int32  # number of query blocks over all heads of the group
 
 
-def cta_keys(context) -> KeyBlock:
+def cta_keys(context: BackwardContext) -> KeyBlock:
     """Return the work of this CTA."""
     args, cfg = context.args, context.cfg
     n_block, head_kv, batch = args.order.here()
@@ -56,9 +84,8 @@ def cta_keys(context) -> KeyBlock:
     )
 
 
-def sparse_blocks_of(context, keys, head: Int32) -> SparseBlocks:
-    """Query blocks of a key block, from the block-mask lists of a query head. keys: `KeyBlock`, or a chip's record that
-    starts with the same fields, for `cfg.cluster_tile_n` keys."""
+def sparse_blocks_of(context: BackwardContext, keys: HasKeys, head: Int32) -> SparseBlocks:
+    """Query blocks of a key block, from the block-mask lists of a query head."""
     args, cfg = context.args, context.cfg
     block_q, block_k = cfg.mods.block
     column, ratio = keys.n_block // (block_k // cfg.cluster_tile_n), block_q // cfg.tile_m
@@ -67,7 +94,7 @@ def sparse_blocks_of(context, keys, head: Int32) -> SparseBlocks:
 
 
 @cute.jit
-def steps_of_group(context, keys) -> Int32:
+def steps_of_group(context: BackwardContext, keys: HasKeys) -> Int32:
     """Number of query blocks in the lists of all heads of the group."""
     total = Int32(0)
     for member in cutlass.range(context.cfg.group, unroll=1):
@@ -76,10 +103,10 @@ def steps_of_group(context, keys) -> Int32:
 
 
 @cute.jit
-def first_member(context, keys) -> Int32:
+def first_member(context: BackwardContext, keys: HasKeys) -> Int32:
     """Index in the group of the first query head with non-empty lists; 0 if all heads have the same lists."""
     first = Int32(0)
-    if cutlass.const_expr(context.cfg.lists_by_head):
+    if const_expr(context.cfg.lists_by_head):
         for i in cutlass.range(context.cfg.group, unroll=1):
             member = context.cfg.group - 1 - i
             count = sparse_blocks_of(context, keys, keys.head_kv * context.cfg.group + member).count
@@ -93,7 +120,7 @@ def order_index(order: Order, mask: Band, m_block: Int32, tile: Tile) -> Int32:
     return order.order_index(tile, key_blocks.first, key_blocks.stop)
 
 
-def order_index_by_lists(args, cfg, block: Int32, head: Int32, n_block: Int32) -> Int32:
+def order_index_by_lists(args: HasRanks, cfg: BackwardOptions, block: Int32, head: Int32, n_block: Int32) -> Int32:
     """`order_index` with the lists of a block mask. block: index of the query block in the row workspaces."""
     tiles = cfg.mods.block[1] // cfg.cluster_tile_n
     return args.ranks[n_block // tiles, block, head] * tiles + n_block % tiles

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.rows import first_row_block
 from ...core.sequence import extent, sequence_matrix
@@ -26,7 +26,7 @@ def launch_finish(args: RowTensors, cfg: RowBlocks, stream) -> None:
 
 @cute.kernel
 def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
-    if cutlass.const_expr(cfg.pdl):
+    if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_wait()
     m_block, head, batch = args.order.here()
     query_rows = args.lengths.query_rows_of(batch, extent(args.dq))
@@ -36,7 +36,7 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
     if rows > 0:
         source = args.dq_sum.iterator + cute.crd2idx((0, block, head, *[0] * cfg.chained), args.dq_sum.layout)
         written = Boolean(True)
-        if cutlass.const_expr(cfg.first_stores):
+        if const_expr(cfg.first_stores):
             written = args.semaphores[(block * cfg.semaphores, head, *[0] * cfg.chained)] > 0
         dq = sequence_matrix(args.dq, head, batch, query_rows, cfg.varlen)
         placement, thread = cfg.placement, cute.arch.thread_idx()[0]
@@ -49,9 +49,9 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
                 row = first_row + thread // threads_per_row * placement.rows
                 if row < rows and column < cfg.head_dim:
                     x = load_piece(source + placement.offset(row, first_column, within), placement)
-                    if cutlass.const_expr(cfg.first_stores):
+                    if const_expr(cfg.first_stores):
                         x = [[Float32(cutlass.select_(written, y, Float32(0.0))) for y in values] for values in x]
-                    if cutlass.const_expr(cfg.chained):
+                    if const_expr(cfg.chained):
                         x = add_chains(args, cfg, x, (block, head), placement.offset(row, first_column, within))
                     for i in cutlass.range_constexpr(placement.rows):
                         if placement.rows == 1 or row + i < rows:
@@ -59,7 +59,9 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
                             store_scaled(target, x[i], args.scale, cfg.dtype)
 
 
-def add_chains(args, cfg: RowBlocks, x: list[list[Float32]], coord: tuple[Int32, Int32], offset: Int32) -> list:
+def add_chains(
+    args: RowTensors, cfg: RowBlocks, x: list[list[Float32]], coord: tuple[Int32, Int32], offset: Int32
+) -> list:
     """Add the sums of the other chains to a piece x of the first chain's sum, in chain order. coord: (block, head).
     offset: of the piece from the start of a sum."""
     total = cute.make_rmem_tensor((VECTOR, cfg.placement.rows), Float32)
@@ -71,7 +73,9 @@ def add_chains(args, cfg: RowBlocks, x: list[list[Float32]], coord: tuple[Int32,
 
 
 @cute.jit
-def sum_chains(args, cfg: cutlass.Constexpr[RowBlocks], total: cute.Tensor, block: Int32, head: Int32, offset: Int32):
+def sum_chains(
+    args: RowTensors, cfg: cutlass.Constexpr[RowBlocks], total: cute.Tensor, block: Int32, head: Int32, offset: Int32
+):
     for chain in cutlass.range(1, args.semaphores.shape[2], unroll=1):
         if args.semaphores[block * cfg.semaphores, head, chain] > 0:
             source = args.dq_sum.iterator + cute.crd2idx((0, block, head, chain), args.dq_sum.layout)
@@ -87,7 +91,7 @@ def load_piece(source: cute.Pointer, placement: Placement) -> list[list[Float32]
     offsets = [[placement.offset(row, 0, c) - first for c in range(VECTOR)] for row in range(placement.rows)]
     ordered = sorted(offset for row_offsets in offsets for offset in row_offsets)
     width = 4 if all(ordered[i + 3] - ordered[i] == 3 for i in range(0, len(ordered), 4)) else 2
-    loaded = {}
+    loaded: dict[int, Float32] = {}
     for run in ordered[::width]:
         loaded |= {run + i: x for i, x in enumerate(load_floats(source + run, width))}
     return [[loaded[offset] for offset in row_offsets] for row_offsets in offsets]

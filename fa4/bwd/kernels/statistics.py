@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.rows import first_row_block
 from ...core.sequence import extent, sequence_matrix
@@ -30,7 +30,7 @@ def launch_statistics(args: RowTensors, cfg: RowBlocks, stream) -> None:
 
 @cute.kernel
 def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
-    if cutlass.const_expr(cfg.pdl):
+    if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_launch_dependents()
     thread = cute.arch.thread_idx()[0]
     m_block, head, batch = args.order.here()
@@ -38,47 +38,47 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
     used_rows = args.lengths.queries(batch, extent(args.out))
     if m_block * cfg.tile_m < query_rows.count * cfg.packed:
         block = first_row_block(batch, query_rows, extent(args.out), cfg.tile_m, cfg.packed, cfg.varlen) + m_block
-        if cutlass.const_expr(not cfg.first_stores):
+        if const_expr(not cfg.first_stores):
             dq = args.dq_sum[None, block, head]
             for i in cutlass.range(thread, cfg.placement.elements // 4, THREADS, unroll=4):
                 store_vec(dq.iterator + 4 * i, [Int32(0)] * 4)
-        if cutlass.const_expr(cfg.semaphores > 0):  # noqa: SIM102  one is decided at compile time
+        if const_expr(cfg.semaphores > 0):  # noqa: SIM102  one is decided at compile time
             if thread < cfg.semaphores:
-                if cutlass.const_expr(cfg.chained):
+                if const_expr(cfg.chained):
                     for chain in cutlass.range(args.semaphores.shape[2], unroll=1):
                         args.semaphores[block * cfg.semaphores + thread, head, chain] = Int32(0)
                 else:
                     args.semaphores[block * cfg.semaphores + thread, head] = Int32(0)
-        if cutlass.const_expr(cfg.list_rows > 0):
+        if const_expr(cfg.list_rows > 0):
             row = m_block * cfg.tile_m // cfg.list_rows
             rank_key_blocks(args.of_queries, args.ranks[None, block, head], batch, head, row)
 
         def sequence_rows(x):
-            return None if x is None else sequence_matrix(x, head, batch, query_rows, cfg.varlen)
+            return None if const_expr(x is None) else sequence_matrix(x, head, batch, query_rows, cfg.varlen)
 
         out, dout, lse, dlse, dsink = (sequence_rows(x) for x in (args.out, args.dout, args.lse, args.dlse, args.dsink))
         for first in cutlass.range_constexpr(0, cfg.tile_m, ROWS):
             tile_row = first + thread // LANES
             row = m_block * cfg.tile_m + tile_row
-            in_block = Boolean(True) if cfg.tile_m % ROWS == 0 else tile_row < cfg.tile_m
+            in_block = Boolean(True) if const_expr(cfg.tile_m % ROWS == 0) else tile_row < cfg.tile_m
             holds_data = in_block & (row < used_rows.count * cfg.packed)
             delta = row_delta(out, dout, row, holds_data, cfg)
             row_lse = -Float32.inf
             if holds_data:
                 row_lse = lse[row, 0]
             has_keys = row_lse != -Float32.inf
-            if cutlass.const_expr(dlse is not None):
+            if const_expr(dlse is not None):
                 delta = delta - (dlse[row, 0] if has_keys else Float32(0.0))
             minus_lse = Float32(cutlass.select_(has_keys, row_lse * -LOG2_E, -Float32.inf))
             delta = Float32(cutlass.select_(has_keys, delta, Float32(0.0)))
             if in_block and thread % LANES == 0:
-                if cutlass.const_expr(cfg.weight_exponent == 0):
+                if const_expr(cfg.weight_exponent == 0):
                     args.statistics[tile_row, 0, block, head] = minus_lse
                     args.statistics[tile_row, 1, block, head] = -delta
                 else:
                     args.statistics[tile_row, 0, block, head] = minus_lse + float(cfg.weight_exponent)
                     args.statistics[tile_row, 1, block, head] = delta * -(2.0**-cfg.weight_exponent)
-                if cutlass.const_expr(dsink is not None):  # noqa: SIM102  one is decided at compile time
+                if const_expr(dsink is not None):  # noqa: SIM102  one is decided at compile time
                     if row < query_rows.count * cfg.packed:
                         sink = Float32(args.sink[head * cfg.packed + row % cfg.packed])
                         p_sink = cute.math.exp2(sink * LOG2_E + minus_lse, fastmath=True)
@@ -86,7 +86,9 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
 
 
 @cute.jit
-def row_delta(out: cute.Tensor, dout: cute.Tensor, row: Int32, exists: Boolean, cfg: cutlass.Constexpr) -> Float32:
+def row_delta(
+    out: cute.Tensor, dout: cute.Tensor, row: Int32, exists: Boolean, cfg: cutlass.Constexpr[RowBlocks]
+) -> Float32:
     """Sum of dO * O over a row, computed by LANES consecutive threads; all of them get the result."""
     lane = cute.arch.thread_idx()[0] % LANES
     total = Float32(0.0)

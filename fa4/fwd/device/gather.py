@@ -8,7 +8,6 @@ numbers of a block are loaded while the block before it is copied.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -17,7 +16,9 @@ from cutlass import Int32
 from ...core.constant import Constant
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
+from ..context import ForwardContext
 from .key_rows import KeyRows
+from .work import Work
 
 _CHUNK = 16  # bytes per thread and copy
 _LANES = PANEL_ROW_BYTES // _CHUNK  # lanes that copy the part of a row in one panel
@@ -28,11 +29,11 @@ _ROWS = WARP // _LANES  # rows that a warp copies at a time
 class Gather(Constant):
     """One thread's share of the key blocks of a work tile."""
 
-    context: Any
+    context: ForwardContext
     rows: KeyRows
 
     @staticmethod
-    def of(context: Any, work: Any) -> Gather:
+    def of(context: ForwardContext, work: Work) -> Gather:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
         count = context.cfg.tile_n // (WARPS_PER_WARPGROUP * _ROWS)
         tile_rows = tuple((warp * count + i) * _ROWS + cute.arch.lane_idx() // _LANES for i in range(count))

@@ -7,7 +7,6 @@ block before it is read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -15,6 +14,8 @@ from cutlass import Boolean, Int32
 
 from ...core.cache import Keys, page_at
 from ...core.constant import Constant
+from ..context import ForwardContext
+from .work import Work
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class KeyRows(Constant):
     """One thread's rows in each key block of a work tile. tile_rows: indices of these rows in the block. pages: page
     numbers of these rows for the block of the last `load_pages`."""
 
-    context: Any
+    context: ForwardContext
     keys: Keys
     head: Int32
     tile_rows: tuple[Int32, ...]
     pages: cute.Tensor
 
     @staticmethod
-    def of(context: Any, work: Any, tile_rows: tuple[Int32, ...]) -> KeyRows:
+    def of(context: ForwardContext, work: Work, tile_rows: tuple[Int32, ...]) -> KeyRows:
         return KeyRows(context, work.keys, work.head_kv, tile_rows, cute.make_rmem_tensor(len(tile_rows), Int32))
 
     def load_pages(self, block: Int32) -> None:

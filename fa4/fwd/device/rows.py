@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.sequence import sequence_matrix
 from ...core.softmax import LOG2_E
+from ..context import ForwardContext
+from ..variant import ForwardVariant
+from .work import Work
 
 
-def query_of(cfg, row):
+def query_of(cfg: ForwardVariant, row: Int32):
     """Query index of a tile row."""
     return row // cfg.slots if cfg.slots > 1 else row
 
 
-def head_of(cfg, row):
+def head_of(cfg: ForwardVariant, row: Int32):
     """Packed head of a tile row; `packed` or more in a padding row."""
     return row % cfg.slots if cfg.slots > 1 else 0
 
 
-def row_coord_of(cfg, row):
+def row_coord_of(cfg: ForwardVariant, row: Int32):
     """Row coordinate of a tile row in `as_matrices` and `as_columns`."""
     return (head_of(cfg, row), query_of(cfg, row)) if cfg.packed > 1 else row
 
 
-def result(context, name: str, work) -> cute.Tensor:
+def result(context: ForwardContext, name: str, work: Work) -> cute.Tensor:
     """Matrix of out or lse that contains the rows of a work tile."""
     x = getattr(context.args, name)
     if context.cfg.split:
@@ -33,7 +36,7 @@ def result(context, name: str, work) -> cute.Tensor:
     return sequence_matrix(x, work.head, work.batch, work.query_rows, context.cfg.varlen)
 
 
-def is_written(cfg, work, row: Int32) -> Boolean:
+def is_written(cfg: ForwardVariant, work: Work, row: Int32) -> Boolean:
     """True if the kernel writes the results of this tile row: the row belongs to the sequence and to a head.
 
     With split-KV the kernel does not write the parts of padding rows: the combine kernel recognises their preset lse.
@@ -43,7 +46,15 @@ def is_written(cfg, work, row: Int32) -> Boolean:
 
 
 @cute.jit
-def normalise(context, work, row: Int32, query: Int32, row_max_scaled: Float32, row_sum: Float32, largest_p: Float32):
+def normalise(
+    context: ForwardContext,
+    work: Work,
+    row: Int32,
+    query: Int32,
+    row_max_scaled: Float32,
+    row_sum: Float32,
+    largest_p: Float32,
+):
     """Return (factor that normalises O, log-sum-exp) of a row; (0, -inf) without a visible key and for padding rows.
 
     largest_p: largest P of the row. O is a sum of rounded P, row_sum is a sum of unrounded P. If the rescale of O
@@ -54,9 +65,9 @@ def normalise(context, work, row: Int32, query: Int32, row_max_scaled: Float32, 
     numerator = Float32(1.0)
     # Without a visible key `largest_p` is not a number, although a sink makes `row_sum` positive below.
     rounding_correction = Float32(cfg.v_dtype(largest_p)) - largest_p if row_sum != 0.0 else Float32(0.0)
-    if cutlass.const_expr(cfg.has_sink):
+    if const_expr(cfg.has_sink):
         head = head_of(cfg, row)
-        if cutlass.const_expr(cfg.slots > cfg.packed):
+        if const_expr(cfg.slots > cfg.packed):
             head = cutlass.min(head, cfg.packed - 1)
         sink = args.sink[work.head * cfg.packed + head] * LOG2_E
         row_max = cute.arch.fmax(row_max_scaled, sink)

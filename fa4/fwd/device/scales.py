@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32
+
+from ..context import ForwardContext
+from .work import Work
 
 
 class Scales(NamedTuple):
@@ -17,7 +20,7 @@ class Scales(NamedTuple):
     v_descale: Float32 | None
 
     @staticmethod
-    def of(context: Any, work: Any) -> Scales:
+    def of(context: ForwardContext, work: Work) -> Scales:
         cfg, args = context.cfg, context.args
         log2, over_cap = args.scale_log2, args.scale_over_cap
         if not cfg.has_8bit_kv:

@@ -8,8 +8,9 @@ import cutlass
 from cutlass import Boolean, Int32
 
 from ...core.cache import Keys
-from ...core.mask import Band, Blocks, Mask, ReverseRange, SparseBlocks
+from ...core.mask import Band, Blocks, ReverseRange, SparseBlocks
 from ...core.sequence import Rows
+from ..context import ForwardContext
 
 
 class Work(NamedTuple):
@@ -25,20 +26,27 @@ class Work(NamedTuple):
     q: Rows  # query rows that hold data
     k: Rows
     keys: Keys  # location of the key rows
-    mask: Mask
+    mask: Band
     block_iter: ReverseRange | SparseBlocks  # over the key blocks
 
     @property
     def blocks(self) -> Blocks:
-        """Key blocks of a `ReverseRange`."""
+        """Key blocks, without a block mask."""
+        assert isinstance(self.block_iter, ReverseRange)
         return self.block_iter.blocks
+
+    @property
+    def sparse_blocks(self) -> SparseBlocks:
+        """Key blocks, of a block mask."""
+        assert isinstance(self.block_iter, SparseBlocks)
+        return self.block_iter
 
     @property
     def count(self) -> Int32:
         return self.block_iter.count
 
 
-def work_tile(context, index: Int32) -> Work:
+def work_tile(context: ForwardContext, index: Int32) -> Work:
     """Return the work tile at `index`; its `count` is 0 if no row has a visible key."""
     args, cfg = context.args, context.cfg
     tile, part = (index % args.order.tiles, index // args.order.tiles) if cfg.split else (index, Int32(0))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Boolean, Float32, Int32, Uint8
+from cutlass import Boolean, Float32, Int32, Uint8, const_expr
 
 from ...core.program import Program
 from ...runtime import jit
@@ -50,7 +50,7 @@ class AppendTensors(NamedTuple):
     """Tensors of `kvcache.record.AppendArguments`, and the results: `rotated` (like q) and `seqlens`, (batch,)
     int32."""
 
-    q: cute.Tensor | None
+    q: cute.Tensor  # or None
     rotated: cute.Tensor | None
     k: cute.Tensor
     v: cute.Tensor
@@ -59,14 +59,14 @@ class AppendTensors(NamedTuple):
     cache_seqlens: cute.Tensor
     seqlens: cute.Tensor
     cu_seqlens_q: cute.Tensor | None
-    cu_seqlens_k: cute.Tensor | None
+    cu_seqlens_k: cute.Tensor  # or None
     cos: cute.Tensor | None
     sin: cute.Tensor | None
     rotary_seqlens: cute.Tensor | None
-    page_table: cute.Tensor | None
-    batch_idx: cute.Tensor | None
-    k_descale: cute.Tensor | None
-    v_descale: cute.Tensor | None
+    page_table: cute.Tensor  # or None
+    batch_idx: cute.Tensor  # or None
+    k_descale: cute.Tensor  # or None
+    v_descale: cute.Tensor  # or None
 
     @property
     def capacity(self) -> Int32:
@@ -80,11 +80,11 @@ class AppendTensors(NamedTuple):
         return (self.cache_seqlens if self.rotary_seqlens is None else self.rotary_seqlens)[sequence]
 
 
-class _Append(Program):
+class _Append(Program[AppendConfig]):
     @cute.jit
     def launch(self, x: AppendTensors, cfg: cutlass.Constexpr[AppendConfig], stream):
         items = _rows(x.k) * x.k.shape[-2]
-        if cutlass.const_expr(cfg.rotary is not None):
+        if const_expr(cfg.rotary is not None):
             items += _rows(x.q) * x.q.shape[-2]
         # At least one block: it writes `seqlens`.
         blocks = cutlass.max(cute.ceil_div(items, _WARPS), 1)
@@ -95,7 +95,7 @@ class _Append(Program):
         block, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         work_item, lane = block * _WARPS + thread // _WARP, thread % _WARP
         q_items = Int32(0)
-        if cutlass.const_expr(cfg.rotary is not None):
+        if const_expr(cfg.rotary is not None):
             q_items = _rows(x.q) * x.q.shape[-2]
             if work_item < q_items:
                 self.rotate_query(x, work_item // x.q.shape[-2], work_item % x.q.shape[-2], lane, cfg)
@@ -106,15 +106,17 @@ class _Append(Program):
         if block == 0:
             for b in cutlass.range(thread, cute.size(x.seqlens), _WARP * _WARPS):
                 count = x.k.shape[1]
-                if cutlass.const_expr(cfg.varlen_k):
+                if const_expr(cfg.varlen_k):
                     count = x.cu_seqlens_k[b + 1] - x.cu_seqlens_k[b]
                 x.seqlens[b] = cutlass.min(x.cache_seqlens[b] + count, x.capacity)
 
     @cute.jit
-    def rotate_query(self, x, row, head, lane, cfg: cutlass.Constexpr):
+    def rotate_query(
+        self, x: AppendTensors, row: Int32, head: Int32, lane: Int32, cfg: cutlass.Constexpr[AppendConfig]
+    ):
         sequence, step, exists = _row_coord(x.q, x.cu_seqlens_q, row)
         position = x.position(sequence)
-        if cutlass.const_expr(not cfg.same_position):
+        if const_expr(not cfg.same_position):
             position += step
         source, target = (_head_row(tensor, x.cu_seqlens_q, sequence, step, row, head) for tensor in (x.q, x.rotated))
         if exists:
@@ -123,21 +125,21 @@ class _Append(Program):
             copy(source, target, lane, None, None)
 
     @cute.jit
-    def append(self, x, row, head, lane, cfg: cutlass.Constexpr):
+    def append(self, x: AppendTensors, row: Int32, head: Int32, lane: Int32, cfg: cutlass.Constexpr[AppendConfig]):
         seq, step, exists = _row_coord(x.k, x.cu_seqlens_k, row)
         cache_row = x.cache_seqlens[seq] + step
         if exists and cache_row >= 0 and cache_row < x.capacity:
             page, slot = seq, cache_row
-            if cutlass.const_expr(cfg.page_size is not None):
+            if const_expr(cfg.page_size is not None):
                 page, slot = x.page_table[seq, cache_row // cfg.page_size], cache_row % cfg.page_size
-            if cutlass.const_expr(cfg.has_batch_idx):
+            if const_expr(cfg.has_batch_idx):
                 page = x.batch_idx[seq]
             page = cutlass.max(cutlass.min(page, x.k_cache.shape[0] - 1), 0)
             k, v = (_head_row(tensor, x.cu_seqlens_k, seq, step, row, head) for tensor in (x.k, x.v))
             to_k, to_v = (cache[(page, slot, head, None)] for cache in (x.k_cache, x.v_cache))
-            k_descale = x.k_descale[seq, head] if cutlass.const_expr(cfg.has_8bit_kv) else None
-            v_descale = x.v_descale[seq, head] if cutlass.const_expr(cfg.has_8bit_kv) else None
-            if cutlass.const_expr(cfg.rotary is not None):
+            k_descale = x.k_descale[seq, head] if const_expr(cfg.has_8bit_kv) else None
+            v_descale = x.v_descale[seq, head] if const_expr(cfg.has_8bit_kv) else None
+            if const_expr(cfg.rotary is not None):
                 rotate(
                     k, to_k, x.cos, x.sin, x.position(seq) + step, lane, cfg.interleaved, cfg.kv_8bit_dtype, k_descale
                 )
@@ -161,11 +163,16 @@ class _Append(Program):
             return jit.fake_tensor(Int32, rank, align=4) if exists else None
 
         has_rotary = cfg.rotary is not None
-        angles = [jit.fake_tensor(jit.dsl_dtype(cfg.rotary), 2, align=2) if has_rotary else None for _ in range(2)]
-        queries = [matrices(cfg.varlen_q) if has_rotary else None for _ in range(2)]
+
+        def query() -> cute.Tensor | None:
+            return matrices(cfg.varlen_q) if has_rotary else None
+
+        def angles() -> cute.Tensor | None:
+            return jit.fake_tensor(jit.dsl_dtype(cfg.rotary), 2, align=2) if has_rotary else None
+
         tensors = AppendTensors(
-            *queries, *(matrices(cfg.varlen_k) for _ in range(2)), cache(), cache(), fake_ints(True),
-            fake_ints(True), fake_ints(has_rotary and cfg.varlen_q), fake_ints(cfg.varlen_k), *angles,
+            query(), query(), matrices(cfg.varlen_k), matrices(cfg.varlen_k), cache(), cache(), fake_ints(True),
+            fake_ints(True), fake_ints(has_rotary and cfg.varlen_q), fake_ints(cfg.varlen_k), angles(), angles(),
             fake_ints(cfg.has_rotary_seqlens), fake_ints(cfg.page_size is not None, 2), fake_ints(cfg.has_batch_idx),
             descale(), descale(),
         )  # fmt: skip
@@ -210,9 +217,9 @@ def rotate(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool]
     for column in cutlass.range(lane, cute.size(x), _WARP):
         value = Float32(x[column])
         if column < 2 * half:
-            is_second = column % 2 if cutlass.const_expr(interleaved) else Int32(column >= half)
-            pair = column // 2 if cutlass.const_expr(interleaved) else column - half * is_second
-            distance = 1 if cutlass.const_expr(interleaved) else half
+            is_second = column % 2 if const_expr(interleaved) else Int32(column >= half)
+            pair = column // 2 if const_expr(interleaved) else column - half * is_second
+            distance = 1 if const_expr(interleaved) else half
             partner = Float32(x[column + distance - 2 * distance * is_second])
             partner = Float32(cutlass.select_(Boolean(is_second != 0), partner, -partner))
             value = value * Float32(cos[angle_row, pair]) + partner * Float32(sin[angle_row, pair])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ...core.constant import Constant
 from ...core.program import Program
@@ -79,14 +79,14 @@ class CombineConfig(Constant):
             row_max = cute.arch.fmax(row_max, lses[i])
         row_max = cute.arch.warp_reduction_max(row_max)
         is_used = row_max != Float32.inf
-        if cutlass.const_expr(sink is not None):
+        if const_expr(sink is not None):
             row_max = cute.arch.fmax(row_max, Float32(sink[head]))
         finite_max = Float32(0.0) if row_max == -Float32.inf or not is_used else row_max
         total = Float32(0.0)
         for i in cutlass.range_constexpr(MOST_SPLITS // _WARP):
             total += cute.math.exp(lses[i] - finite_max)
         total = cute.arch.warp_reduction_sum(total)
-        if cutlass.const_expr(sink is not None):
+        if const_expr(sink is not None):
             total += cute.math.exp(Float32(sink[head]) - finite_max)
         return -Float32.inf if total == 0.0 or not is_used else finite_max + cute.math.log(total)
 
@@ -116,7 +116,7 @@ class CombineConfig(Constant):
             weight = cute.math.exp(lses[i] - lse) if lse != -Float32.inf else Float32(0.0)
             count = cutlass.min(splits - _WARP * i, _WARP)
             first = warp
-            if cutlass.const_expr(i == 0):
+            if const_expr(i == 0):
                 for part in cutlass.range_constexpr(_IN_FLIGHT):
                     factor = cute.arch.shuffle_sync(weight, warp + part * self.warps)
                     for vector, values in zip(sums, prefetched[part]):
@@ -164,7 +164,7 @@ def add_weighted(sums: cute.Tensor, factor: Float32, values: list[Float32]) -> N
         sums[k] += Float32(cutlass.select_(factor == 0.0, Float32(0.0), factor * value))
 
 
-class _Combine(Program):
+class _Combine(Program[CombineConfig]):
     @cute.jit
     def launch(self, x: Parts, cfg: cutlass.Constexpr[CombineConfig], stream):
         rows = x.out.shape[0] * x.out.shape[1] * x.out.shape[2]
@@ -185,7 +185,7 @@ class _Combine(Program):
         head = row % x.out.shape[2]
         query = row // x.out.shape[2] % x.out.shape[1]
         sequence = row // x.out.shape[2] // x.out.shape[1]
-        if cutlass.const_expr(cfg.pdl):
+        if const_expr(cfg.pdl):
             cute.arch.griddepcontrol_wait()  # the forward kernel writes the parts
             cute.arch.griddepcontrol_launch_dependents()
         sums = [cute.make_rmem_tensor(_VECTOR, Float32) for _ in range(0, cfg.head_dim_v, _WARP * _VECTOR)]
@@ -199,7 +199,7 @@ class _Combine(Program):
             if warp % cfg.warps == 0 and lane == 0:
                 x.lse[sequence, head, query] = lse
             cfg.accumulate(row_parts, prefetched, lses, lse, sums, warp % cfg.warps, lane)
-        if cutlass.const_expr(cfg.warps > 1):
+        if const_expr(cfg.warps > 1):
             cfg.reduce_warps(sums, warp, lane)
         if row < rows and warp % cfg.warps == 0:
             cfg.write(x.out[sequence, query, head, None], sums, lane)

@@ -56,7 +56,7 @@ class JoinTensors(NamedTuple):
     more_lse: cute.Tensor
 
 
-class _Join(Program):
+class _Join(Program[JoinConfig]):
     @cute.jit
     def launch(self, x: JoinTensors, cfg: cutlass.Constexpr[JoinConfig], stream):
         rows = x.out.shape[0] * x.out.shape[1] * x.out.shape[2]

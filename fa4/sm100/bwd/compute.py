@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ...core.captured_grads import CapturedGrads
 from ...core.dropout import Dropout, apply_dropout
@@ -26,16 +26,18 @@ from ...core.scoring import Scoring
 from ...core.traced import bind
 from ...core.vec_io import load_floats, pack_half
 from ...pipeline.cursor import Cursor, consume
+from ...pipeline.ends import Ends
 from ...pipeline.smem import store_row
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
 from .config import CHUNK, HALVES, TILE_N
+from .context import Sm100BackwardContext
 from .epilogue import store_gradients
-from .work import work_tile
+from .work import Sm100BackwardWork, work_tile
 
 
 @cute.jit
-def compute(context):
+def compute(context: Sm100BackwardContext):
     cfg = context.cfg
     ends = context.ends("compute")
     work = work_tile(context)
@@ -51,7 +53,7 @@ def compute(context):
             m_block = of_head.block(i)
             first_query = m_block * cfg.tile_m + half_of_warp() * cfg.half
             queries = StepQueries(member, first_query, first - first_query, stop - first_query)
-            if cutlass.const_expr(cfg.has_blocks):
+            if const_expr(cfg.has_blocks):
                 if i < of_head.block_iter.masked:
                     step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, True)
                 elif (work.own_block + 1) * TILE_N > work.k.count:
@@ -77,7 +79,7 @@ class StepQueries(NamedTuple):
 
 
 def bind_mods(
-    context, work, queries: StepQueries, applies_mask_mod: bool
+    context: Sm100BackwardContext, work: Sm100BackwardWork, queries: StepQueries, applies_mask_mod: bool
 ) -> tuple[FragmentValues | None, FragmentValues | None]:
     """Fragment values of a step for score_mod and mask_mod. applies_mask_mod: False if the block list says that nothing
     is masked there."""
@@ -92,7 +94,7 @@ def bind_mods(
     return score, mask
 
 
-def keep_bits_of(context, work, queries: StepQueries) -> list[Int32] | None:
+def keep_bits_of(context: Sm100BackwardContext, work: Sm100BackwardWork, queries: StepQueries) -> list[Int32] | None:
     """32-bit words of dropout keep bits of this thread's elements of a step; None without dropout."""
     cfg, warp = context.cfg, cute.arch.make_warp_uniform(cute.arch.warp_idx())
     dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, work.head_kv * cfg.group + queries.member)
@@ -108,12 +110,12 @@ def half_of_warp() -> Int32:
 
 @cute.jit
 def step(
-    context,
-    ends,
+    context: Sm100BackwardContext,
+    ends: Ends,
     statistics: Cursor,
     scores: Cursor,
     gradients: Cursor,
-    work,
+    work: Sm100BackwardWork,
     queries: StepQueries,
     applies_band: cutlass.Constexpr[bool],
     applies_mask_mod: cutlass.Constexpr[bool],
@@ -137,32 +139,33 @@ def step(
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         s += tmem.load(s_address + column, CHUNK)
     tmem.wait_loads()
-    scoring = Scoring(BackwardSoftcap(args.scale_over_cap) if cfg.has_softcap else None, score, mask)
+    scoring = Scoring(BackwardSoftcap(args.scale_over_cap) if const_expr(cfg.has_softcap) else None, score, mask)
     logits = scoring.logits([s])
     (s,) = scoring.masked(logits, lambda _, i: load_floats(minus_lse + i // 4 * 4, 4)[i % 4])
     column_bits = []
-    if cutlass.const_expr(applies_band):
+    if const_expr(applies_band):
         has_first = work.mask.right is not None
         column_bits = [
-            mask_bits(queries.first if has_first else None, queries.stop, query) for query in range(0, cfg.half, 32)
+            mask_bits(queries.first if const_expr(has_first) else None, queries.stop, query)
+            for query in range(0, cfg.half, 32)
         ]
     p, packed = [], []
     for pair in cutlass.range_constexpr(cfg.half // 2):
-        if cutlass.const_expr(pair % 2 == 0):
+        if const_expr(pair % 2 == 0):
             lse = load_floats(minus_lse + 2 * pair, 4)
         s_pair = s[2 * pair : 2 * pair + 2]
         scales = (args.scale_log2, args.scale_log2)
         x = cute.arch.fma_packed_f32x2(tuple(s_pair), scales, tuple(lse[2 * (pair % 2) : 2 * (pair % 2) + 2]))
-        if cutlass.const_expr(applies_band):
+        if const_expr(applies_band):
             bits, bit = column_bits[2 * pair // 32], 2 * pair % 32
             x = apply_mask_unless(bits, bit, x[0]), apply_mask_unless(bits, bit + 1, x[1])
-        if cutlass.const_expr(is_polynomial(pair, cfg.polynomial)):
+        if const_expr(is_polynomial(pair, cfg.polynomial)):
             p_pair = exp2_polynomial(*x)
         else:
             p_pair = exp2_mufu(x[0]), exp2_mufu(x[1])
         factors = dropout_factors(context, keep_bits, 2 * pair)
         p_dropped = p_pair
-        if cutlass.const_expr(factors is not None):
+        if const_expr(factors is not None):
             p_dropped = cute.arch.mul_packed_f32x2(tuple(p_pair), factors)
         packed.append(pack_half(p_dropped[0], p_dropped[1], cfg.dtype))
         p += scoring.times_softcap_grad([list(p_pair)], [logits[0][2 * pair : 2 * pair + 2]])[0]
@@ -179,23 +182,23 @@ def step(
             for j in cutlass.range_constexpr(0, 4, 2):
                 q_index = column + i + j
                 factors = dropout_factors(context, keep_bits, q_index)
-                if cutlass.const_expr(factors is None):
+                if const_expr(factors is None):
                     ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
                 else:
                     ds = cute.arch.fma_packed_f32x2((dp[i + j], dp[i + j + 1]), factors, tuple(delta[j : j + 2]))
                 ds = cute.arch.mul_packed_f32x2((p[q_index], p[q_index + 1]), ds)
                 grads += ds
-                if cutlass.const_expr(score is None):
+                if const_expr(score is None):
                     packed.append(pack_half(ds[0], ds[1], cfg.dtype))
-    if cutlass.const_expr(score is not None):
+    if const_expr(score is not None):
         (grads,) = scoring.score_grads([p], [grads])
         packed = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
         captured = CapturedGrads.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.own_block)
-        if cutlass.const_expr(captured is not None):
+        if const_expr(captured is not None):
             captured.add(score, [p])
     tmem.wait_loads()  # dS overwrites dP; registers themselves are interlocked
     tmem.store(dp_address + packed_column, packed)
-    if cutlass.const_expr(cfg.ctas == 2):
+    if const_expr(cfg.ctas == 2):
         share_ds(context, half, work.rank, lane, packed)
     else:
         for i_half in cutlass.range_constexpr(HALVES):
@@ -205,7 +208,9 @@ def step(
     ends.compute_mma_dS.arrive_full(0)
 
 
-def dropout_factors(context, keep_bits: list[Int32] | None, i: int) -> tuple[Float32, Float32] | None:
+def dropout_factors(
+    context: Sm100BackwardContext, keep_bits: list[Int32] | None, i: int
+) -> tuple[Float32, Float32] | None:
     """Factors of P and dP for elements i and i + 1: 1 / (1 - p), or 0 if dropped; None without dropout."""
     if keep_bits is None:
         return None
@@ -214,7 +219,7 @@ def dropout_factors(context, keep_bits: list[Int32] | None, i: int) -> tuple[Flo
 
 
 @cute.jit
-def share_ds(context, half: Int32, rank: Int32, lane: Int32, packed: list):
+def share_ds(context: Sm100BackwardContext, half: Int32, rank: Int32, lane: Int32, packed: list):
     """CTA pair: store dS of this warpgroup's half of the queries in the CTA that owns the half."""
     tile, ds_ptr = context.cfg.ds_tile, context.smem.pointer("dS", Int32)
     row = rank * TILE_N + lane

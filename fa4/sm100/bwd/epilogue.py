@@ -13,16 +13,19 @@ from cutlass import Float32, Int32
 from ...core.sequence import sequence_matrix
 from ...core.vec_io import pack_half
 from ...pipeline.cursor import consume
+from ...pipeline.ends import Ends
 from ...pipeline.smem import store_row
 from ...pipeline.tma import tma_store
 from .. import tmem
 from .config import CHUNK, TILE_N
+from .context import Sm100BackwardContext
+from .work import Sm100BackwardWork
 
 COLUMNS_PER_BATCH = 128  # columns in registers at a time
 
 
 @cute.jit
-def store_gradients(context, ends, work):
+def store_gradients(context: Sm100BackwardContext, ends: Ends, work: Sm100BackwardWork):
     """Store dV and dK from tensor memory to global memory; zeros if no query sees a key of the block."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp < 4:
@@ -37,8 +40,8 @@ def store_gradients(context, ends, work):
 
 @cute.jit
 def store_gradient(
-    context,
-    work,
+    context: Sm100BackwardContext,
+    work: Sm100BackwardWork,
     region: cutlass.Constexpr[str],
     name: cutlass.Constexpr[str],
     first_column: cutlass.Constexpr[int],
@@ -59,7 +62,7 @@ def store_gradient(
             for column, x in zip(batch, loaded):
                 pairs = [(x[i], x[i + 1]) for i in range(0, CHUNK, 2)]
                 scaled = [cute.arch.mul_packed_f32x2(pair, (scale, scale)) for pair in pairs]
-                store_row(smem_address, tma.tile, lane, column, [pack_half(*pair, cfg.dtype) for pair in scaled])
+                store_row(smem_address, tma.tile, lane, column, [pack_half(x, y, cfg.dtype) for x, y in scaled])
     else:
         for column in cutlass.range_constexpr(0, columns, CHUNK):
             store_row(smem_address, tma.tile, lane, column, [Int32(0)] * (CHUNK // 2))

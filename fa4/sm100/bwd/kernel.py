@@ -12,8 +12,6 @@ operand split between their shared memories. They exchange halves of dS, so each
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...bwd.launch import BackwardKernel, BackwardKernelArguments
 from ...pipeline import kernel as kernels
 from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, ClusterSharing, Implied
@@ -23,6 +21,7 @@ from .. import tmem
 from ..signals import SIGNALS
 from .compute import compute
 from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Sm100BackwardConfig
+from .context import Sm100BackwardContext
 from .load import load
 from .mma import mma
 from .reduce import reduce
@@ -68,7 +67,7 @@ def channels(cfg: Sm100BackwardConfig) -> ChannelTable:
     def channel(name, producer, consumer, filled, freed, stages, carries) -> Channel:
         return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, sharing)
 
-    columns = ()
+    columns: tuple[Channel, ...] = ()
     if cfg.ctas == 2:
         columns = (
             channel("load_mma_Kcolumns", "load", "mma", By.TMA, ONCE, 1, Carries.ASYNC_SMEM),
@@ -102,7 +101,7 @@ def channels(cfg: Sm100BackwardConfig) -> ChannelTable:
 
 
 def smem_map(cfg: Sm100BackwardConfig, table: ChannelTable) -> SmemMap:
-    columns = ()
+    columns: tuple[Region, ...] = ()
     if cfg.ctas == 2:
         columns = (
             Region("Kcolumns", cfg.k_columns.nbytes, align=1024),
@@ -122,16 +121,6 @@ def smem_map(cfg: Sm100BackwardConfig, table: ChannelTable) -> SmemMap:
         Region("tmem", 4),
         Region("zero", 4),  # see `mma.smem_address`
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Sm100BackwardContext(kernels.Context):
-    """Context of a role body: adds the tensor-memory map and named barriers."""
-
-    tmem: tmem.TmemMap | None = None
-    first_reduce_warp: int = ROLES["reduce"].warps[0]
-    dq_staging: int = 1  # named barriers; 0 is the barrier of the CTA
-    gradient_staged: int = 2  # and 3: one per compute warpgroup
 
 
 def context(

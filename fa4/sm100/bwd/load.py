@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ...core.sequence import clamp_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
-from .work import ListPosition, next_position, work_tile
+from .context import Sm100BackwardContext
+from .work import ListPosition, Sm100BackwardWork, next_position, work_tile
 
 
 @cute.jit
-def load(context):
+def load(context: Sm100BackwardContext):
     """Issue copies in the order of use, which is also the order in which stages become free."""
     cfg, ends = context.cfg, context.ends("load")
-    is_pair = cutlass.const_expr(cfg.ctas == 2)
+    is_pair = const_expr(cfg.ctas == 2)
     work = work_tile(context)
     q, do, rows = produce(ends.load_mma_Q), produce(ends.load_mma_dO), produce(ends.load_compute_rows)
-    if cutlass.const_expr(is_pair):
+    if const_expr(is_pair):
         q_columns, do_columns = produce(ends.load_mma_Qcolumns), produce(ends.load_mma_dOcolumns)
     coord, position = (work.head_kv * cfg.group, work.block(work.first)), ListPosition(Int32(0), Int32(0))
-    if cutlass.const_expr(cfg.lists_by_head):
+    if const_expr(cfg.lists_by_head):
         position = ListPosition.first(context, work)
         coord = position.coord(context, work)
     if work.steps > 0:
@@ -36,12 +37,12 @@ def load(context):
         load_queries(context, q, work, "q", "Q", coord)
         load_statistics(context, rows, work, coord)
         load_keys(context, produce(ends.load_mma_V), work, "v", "V")
-        if cutlass.const_expr(is_pair):
+        if const_expr(is_pair):
             kv_coord = (work.head_kv, work.n_block)
             load_columns(context, produce(ends.load_mma_Kcolumns), work, "k", "Kcolumns", kv_coord, work.k)
     q, rows = q.next(), rows.next()
     for i in cutlass.range(work.steps, unroll=1):
-        if cutlass.const_expr(cfg.lists_by_head):
+        if const_expr(cfg.lists_by_head):
             coord = position.coord(context, work)
             position = next_position(context, work, position)
             next_coord = position.coord(context, work)
@@ -50,14 +51,14 @@ def load(context):
         do.wait()
         load_queries(context, do, work, "do", "dO", coord)
         do = do.next()
-        if cutlass.const_expr(is_pair):
+        if const_expr(is_pair):
             q_columns.at_iteration_of(do_columns).wait()
             load_columns(context, do_columns, work, "do", "dOcolumns", coord, work.q)
         if i + 1 < work.steps:
             q.wait()
             load_queries(context, q, work, "q", "Q", next_coord)
         q = q.next()
-        if cutlass.const_expr(is_pair):
+        if const_expr(is_pair):
             q_columns.wait()
             load_columns(context, q_columns, work, "q", "Qcolumns", coord, work.q)
             q_columns = q_columns.next()
@@ -68,19 +69,32 @@ def load(context):
 
 
 @cute.jit
-def load_keys(context, cursor: Cursor, work, name: cutlass.Constexpr[str], region: cutlass.Constexpr[str]):
+def load_keys(
+    context: Sm100BackwardContext,
+    cursor: Cursor,
+    work: Sm100BackwardWork,
+    name: cutlass.Constexpr[str],
+    region: cutlass.Constexpr[str],
+):
     """Load K or V of this CTA's key block."""
     tma = context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.lengths_vary)
     cursor.expect_tx(tma.tile.nbytes, work.rank)
     tile_index = work.own_block
-    if cutlass.const_expr(context.cfg.lengths_vary):
+    if const_expr(context.cfg.lengths_vary):
         tile_index = clamp_tile(tile_index, work.k, tma.tile.rows)
     tma_load(tma, matrix, tile_index, context.smem.pointer(region, context.cfg.dtype), cursor.barrier())
 
 
 @cute.jit
-def load_queries(context, cursor: Cursor, work, name: cutlass.Constexpr[str], region: cutlass.Constexpr[str], coord):
+def load_queries(
+    context: Sm100BackwardContext,
+    cursor: Cursor,
+    work: Sm100BackwardWork,
+    name: cutlass.Constexpr[str],
+    region: cutlass.Constexpr[str],
+    coord: tuple[Int32, Int32],
+):
     """Load Q or dO of a step at coord = (head, query block); in a pair, this CTA's half of the queries."""
     cfg, tma = context.cfg, context.tma(name)
     head, m_block = coord
@@ -88,14 +102,20 @@ def load_queries(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     smem_ptr = context.smem.pointer(region, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
     cursor.expect_tx(tma.tile.nbytes, work.rank)
     tile_index = m_block * cfg.ctas + work.rank
-    if cutlass.const_expr(cfg.lengths_vary):
+    if const_expr(cfg.lengths_vary):
         tile_index = clamp_tile(tile_index, work.q, tma.tile.rows)
     tma_load(tma, matrix, tile_index, smem_ptr, cursor.barrier())
 
 
 @cute.jit
 def load_columns(
-    context, cursor: Cursor, work, name: cutlass.Constexpr[str], region: cutlass.Constexpr[str], coord, rows
+    context: Sm100BackwardContext,
+    cursor: Cursor,
+    work: Sm100BackwardWork,
+    name: cutlass.Constexpr[str],
+    region: cutlass.Constexpr[str],
+    coord: tuple[Int32, Int32],
+    rows,
 ):
     """CTA pair: load this CTA's column panel of both CTAs' tiles at coord = (head, block)."""
     cfg, tma = context.cfg, context.tma(name)
@@ -105,13 +125,13 @@ def load_columns(
     for i in cutlass.range_constexpr(2):
         smem_ptr = context.smem.pointer(region, cfg.dtype) + i * cfg.elements(tma.tile.panel_bytes)
         tile_index = 2 * block + i
-        if cutlass.const_expr(cfg.lengths_vary):
+        if const_expr(cfg.lengths_vary):
             tile_index = clamp_tile(tile_index, rows, tma.tile.rows)
         tma_load_panel(tma, matrix, tile_index, work.rank, smem_ptr, cursor.barrier())
 
 
 @cute.jit
-def load_statistics(context, cursor: Cursor, work, coord):
+def load_statistics(context: Sm100BackwardContext, cursor: Cursor, work: Sm100BackwardWork, coord: tuple[Int32, Int32]):
     """Load the row statistics of a step at coord = (head, query block): two floats per query."""
     cfg, rows = context.cfg, context.args.statistics
     head, m_block = coord

@@ -13,57 +13,58 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ...pipeline.cursor import ALL, Cursor, consume, produce
-from ...pipeline.ends import LEADER
+from ...pipeline.ends import LEADER, Ends
 from .. import tmem
 from .config import HALVES, LANES
+from .context import Sm100BackwardContext
 from .work import work_tile
 
 
 @cute.jit
-def mma(context):
+def mma(context: Sm100BackwardContext):
     work = work_tile(context)
     if (work.steps > 0) & (work.rank == LEADER):
         issue(context, context.ends("mma"), work.steps)
 
 
 @cute.jit
-def issue(context, ends, steps: Int32):
+def issue(context: Sm100BackwardContext, ends: Ends, steps: Int32):
     cfg, spans = context.cfg, context.tmem
-    is_pair = cutlass.const_expr(cfg.ctas == 2)
+    is_pair = const_expr(cfg.ctas == 2)
     base = tmem.base(context.smem)
-    zero = opaque_zero(context) if cutlass.const_expr(is_pair) else 0
+    zero = opaque_zero(context) if const_expr(is_pair) else 0
     q, do = consume(ends.load_mma_Q), consume(ends.load_mma_dO)
     # These cursors advance once per step, and other channels go in step with `p`.
     p, ds, dq = consume(ends.compute_mma_P), consume(ends.compute_mma_dS), produce(ends.mma_reduce_dQ, ALL)
-    if cutlass.const_expr(is_pair):
+    if const_expr(is_pair):
         q_columns, do_columns = consume(ends.load_mma_Qcolumns), consume(ends.load_mma_dOcolumns)
     consume(ends.load_mma_K).wait()
     q.wait()
     issue_scores(context, ends, base, zero, q)
     consume(ends.load_mma_V).wait()
     for i in cutlass.range(steps, unroll=1):
-        if cutlass.const_expr(is_pair):
+        if const_expr(is_pair):
             zero = read_zero(context)  # again in each step, see `smem_address`
         do.wait()
-        if cutlass.const_expr(cfg.dq_over_dp):
+        if const_expr(cfg.dq_over_dp):
             p.at_iteration_of(dq).wait(0)
         do_address = smem_address(context, zero, "dO") + do.stage * cfg.do_tile.nbytes
         with cute.arch.elect_one():
             cfg.dp.issue(base + spans.dP, cfg.dp.a.at(smem_address(context, zero, "V")), cfg.dp.b.at(do_address), False)
             ends.mma_compute_dP.commit_full(0)
-            if cutlass.const_expr(is_pair):
+            if const_expr(is_pair):
                 do.commit()
 
         p.wait()
-        if cutlass.const_expr(is_pair):
+        if const_expr(is_pair):
             do_address = smem_address(context, zero, "dOcolumns")
             p.at_iteration_of(do_columns).wait()
         with cute.arch.elect_one():
             issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_address), i > 0)
-            if cutlass.const_expr(is_pair):
+            if const_expr(is_pair):
                 do_columns.commit()
             else:
                 do.commit()
@@ -79,7 +80,7 @@ def issue(context, ends, steps: Int32):
                 ends.mma_compute_dV.commit_full(0)
 
         p.at_iteration_of(ds).wait()
-        if cutlass.const_expr(is_pair):
+        if const_expr(is_pair):
             if i == 0:
                 consume(ends.load_mma_Kcolumns).wait()
             issue_dq(context, ends, base, zero)
@@ -88,9 +89,9 @@ def issue(context, ends, steps: Int32):
         else:
             q_address = smem_address(context, zero, "Q") + used_q.stage * cfg.q_tile.nbytes
             issue_dk(context, base, used_q, q_address, i > 0)
-            if cutlass.const_expr(not cfg.dq_over_dp):
+            if const_expr(not cfg.dq_over_dp):
                 p.at_iteration_of(dq).wait(0)
-            if cutlass.const_expr(cfg.dq_transposed):
+            if const_expr(cfg.dq_transposed):
                 issue_dq_transposed(context, base, p.at_iteration_of(dq))
             else:
                 issue_dq(context, ends, base, zero)
@@ -99,7 +100,7 @@ def issue(context, ends, steps: Int32):
         ends.mma_compute_dK.commit_full(0)
 
 
-def smem_address(context, zero, name):
+def smem_address(context: Sm100BackwardContext, zero: Int32 | int, name: str):
     """Shared-memory address of a tile, plus `zero` for a pair.
 
     A pair has one stage per tile, so addresses are the same in every step. The compiler would compute all of them
@@ -110,7 +111,7 @@ def smem_address(context, zero, name):
 
 
 @cute.jit
-def opaque_zero(context):
+def opaque_zero(context: Sm100BackwardContext):
     """One warp: store a zero in shared memory and read it back."""
     with cute.arch.elect_one():
         cute.make_tensor(context.smem.pointer("zero", Int32), cute.make_layout(1))[0] = Int32(0)
@@ -118,11 +119,11 @@ def opaque_zero(context):
     return read_zero(context)
 
 
-def read_zero(context) -> Int32:
+def read_zero(context: Sm100BackwardContext) -> Int32:
     return cute.arch.make_warp_uniform(cute.make_tensor(context.smem.pointer("zero", Int32), cute.make_layout(1))[0])
 
 
-def issue_scores(context, ends, base, zero, q: Cursor):
+def issue_scores(context: Sm100BackwardContext, ends: Ends, base: Int32, zero: Int32 | int, q: Cursor):
     """Issue S^T of a Q tile. A pair then frees this copy of Q."""
     scores = context.cfg.scores
     q_address = smem_address(context, zero, "Q") + q.stage * context.cfg.q_tile.nbytes
@@ -135,7 +136,7 @@ def issue_scores(context, ends, base, zero, q: Cursor):
             q.commit()
 
 
-def issue_dk(context, base, q: Cursor, q_address, accumulate):
+def issue_dk(context: Sm100BackwardContext, base: Int32, q: Cursor, q_address: Int32, accumulate):
     """Issue dK += dS^T Q, then free Q."""
     cfg, spans = context.cfg, context.tmem
     with cute.arch.elect_one():
@@ -152,7 +153,7 @@ def issue_by_halves(umma, d, a, b, accumulate):
         umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps))
 
 
-def issue_dq(context, ends, base, zero):
+def issue_dq(context: Sm100BackwardContext, ends: Ends, base: Int32, zero: Int32 | int):
     """Issue dQ = dS K."""
     cfg = context.cfg
     with cute.arch.elect_one():
@@ -161,7 +162,7 @@ def issue_dq(context, ends, base, zero):
         ends.mma_reduce_dQ.commit_full(0)
 
 
-def issue_dq_transposed(context, base, dq: Cursor):
+def issue_dq_transposed(context: Sm100BackwardContext, base: Int32, dq: Cursor):
     """Issue dQ^T: first its last rows, over dP (mma waited for these columns before dP), then its first LANES rows."""
     cfg, spans, smem = context.cfg, context.tmem, context.smem
     low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)

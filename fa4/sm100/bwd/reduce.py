@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...bwd.device.semaphores import release_semaphore, wait_bulk_semaphore, wait_for_bulk_additions
 from ...core.vec_io import bits, store_vec
@@ -29,11 +29,12 @@ from ...pipeline.cursor import ALL, Cursor, consume
 from ...pipeline.tma import bulk_add
 from .. import tmem
 from .config import CHUNK, CHUNK_BYTES, DQ_STAGES, LANES
-from .work import work_tile
+from .context import Sm100BackwardContext
+from .work import Sm100BackwardWork, work_tile
 
 
 @cute.jit
-def reduce(context):
+def reduce(context: Sm100BackwardContext):
     cfg, args = context.cfg, context.args
     ends = context.ends("reduce")
     is_issuer = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.first_reduce_warp
@@ -50,10 +51,10 @@ def reduce(context):
             ordered = OrderedAdd.at(context, work, m_block, head, pending)
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
             stage = add_to_accumulator(context, dq, target, is_issuer, stage, ordered)
-            if cutlass.const_expr(cfg.deterministic):
+            if const_expr(cfg.deterministic):
                 pending = ordered.semaphore
             dq = dq.next()
-    if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+    if const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
         if is_issuer:
             release_pending(context, pending)
     if is_issuer:
@@ -72,7 +73,9 @@ class OrderedAdd(NamedTuple):
     pending: Int32
 
     @staticmethod
-    def at(context, work, m_block: Int32, head: Int32, pending: Int32) -> OrderedAdd | None:
+    def at(
+        context: Sm100BackwardContext, work: Sm100BackwardWork, m_block: Int32, head: Int32, pending: Int32
+    ) -> OrderedAdd | None:
         """Return the order of this step's addition; None if not deterministic."""
         cfg = context.cfg
         if not cfg.deterministic:
@@ -83,7 +86,7 @@ class OrderedAdd(NamedTuple):
 
 
 @cute.jit
-def release_pending(context, pending: Int32):
+def release_pending(context: Sm100BackwardContext, pending: Int32):
     """Issuing warp: release the semaphore of the previous step, if there was one."""
     if pending != NO_RELEASE:
         wait_for_bulk_additions()
@@ -92,14 +95,21 @@ def release_pending(context, pending: Int32):
 
 
 @cute.jit
-def acquire_order(context, ordered: OrderedAdd):
+def acquire_order(context: Sm100BackwardContext, ordered: OrderedAdd):
     """Issuing warp, before the additions of a step: wait for the order index."""
     release_pending(context, ordered.pending)
     wait_bulk_semaphore(context.args.semaphores.iterator + ordered.semaphore, ordered.order_index)
 
 
 @cute.jit
-def add_to_accumulator(context, dq: Cursor, target: cute.Pointer, is_issuer: Boolean, stage: Int32, ordered):
+def add_to_accumulator(
+    context: Sm100BackwardContext,
+    dq: Cursor,
+    target: cute.Pointer,
+    is_issuer: Boolean,
+    stage: Int32,
+    ordered: OrderedAdd | None,
+):
     """Add dQ of one step, DQ_STAGES chunks at a time; return the stage after the last one used.
 
     Args:
@@ -114,12 +124,12 @@ def add_to_accumulator(context, dq: Cursor, target: cute.Pointer, is_issuer: Boo
     address = tmem.lane_address(context.tmem.dQ, warp)
     lane = cute.arch.thread_idx()[0] % LANES
     chunks, last = cfg.dq_columns // CHUNK, cfg.dq_parts - 1
-    if cutlass.const_expr(cfg.dq_transposed):
+    if const_expr(cfg.dq_transposed):
         # The next dP waits for the columns of these 64 rows. They are in the first 16 lanes of each warp.
         high = tmem.load(tmem.lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
         tmem.wait_loads()
         dq.arrive(0)
-        if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+        if const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
             if is_issuer:
                 acquire_order(context, ordered)
         row = lane // 32 * 16 + lane % 32
@@ -131,9 +141,9 @@ def add_to_accumulator(context, dq: Cursor, target: cute.Pointer, is_issuer: Boo
         batch = range(first, min(first + DQ_STAGES, chunks))
         loaded = [tmem.load(address + chunk * CHUNK, CHUNK) for chunk in batch]
         tmem.wait_loads()
-        if cutlass.const_expr(batch[-1] == chunks - 1):
+        if const_expr(batch[-1] == chunks - 1):
             dq.arrive(last)
-        if cutlass.const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):
+        if const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):
             add_in_order(context, loaded, lane, target, is_issuer, stage, ordered)
             stage = (stage + len(loaded)) % DQ_STAGES
         else:
@@ -145,7 +155,15 @@ def add_to_accumulator(context, dq: Cursor, target: cute.Pointer, is_issuer: Boo
 
 
 @cute.jit
-def add_in_order(context, chunks: list, row: Int32, target: cute.Pointer, is_issuer: Boolean, stage: Int32, ordered):
+def add_in_order(
+    context: Sm100BackwardContext,
+    chunks: list,
+    row: Int32,
+    target: cute.Pointer,
+    is_issuer: Boolean,
+    stage: Int32,
+    ordered: OrderedAdd | None,
+):
     """Stage the first chunks of a step (at most DQ_STAGES), wait for the order index, then add them."""
     if is_issuer:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -161,7 +179,7 @@ def add_in_order(context, chunks: list, row: Int32, target: cute.Pointer, is_iss
             issue_addition(smem_ptr, target + i * (CHUNK_BYTES // 4))
 
 
-def stage_ptr(context, stage: Int32) -> cute.Pointer:
+def stage_ptr(context: Sm100BackwardContext, stage: Int32) -> cute.Pointer:
     return context.smem.pointer("dQ", Float32) + stage * (CHUNK_BYTES // 4)
 
 
@@ -181,7 +199,7 @@ def issue_addition(smem_ptr: cute.Pointer, target: cute.Pointer):
 
 @cute.jit
 def add_chunk(
-    context,
+    context: Sm100BackwardContext,
     dq: list,
     row: Int32,
     rows: cutlass.Constexpr[int],

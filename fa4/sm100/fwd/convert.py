@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ...pipeline.cursor import consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
+from .context import Sm100ForwardContext
 from .work import Queue
 
 
 @cute.jit
-def convert(context):
+def convert(context: Sm100ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
-    raw = consume(ends.gather_convert_KV if cfg.kv_without_tma else ends.load_convert_KV)
+    raw = consume(ends.gather_convert_KV if const_expr(cfg.kv_without_tma) else ends.load_convert_KV)
     converted = produce(ends.convert_mma_KV)
     to_k = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
     to_v = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)

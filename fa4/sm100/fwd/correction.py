@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.device.rows import is_written, result, row_coord_of
+from ...fwd.device.work import Work
 from ...pipeline.cursor import ALL, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
+from .context import Sm100ForwardContext
 from .softmax import rows_in_smem
 from .work import Queue, row_tile
 
@@ -28,13 +30,13 @@ COLUMNS = 16  # columns of O in registers at a time; 32 would spill
 
 
 @cute.jit
-def correction(context):
+def correction(context: Sm100ForwardContext):
     cfg, ends, context = context.cfg, context.ends("correction"), context.with_tmem_addresses()
     lane = cute.arch.thread_idx()[0] % cfg.tile_m
     scale_rows, norm_rows = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
     scales, norms = consume(ends.softmax_correction_scale, ALL), consume(ends.softmax_correction_norm, ALL)
     products = consume(ends.mma_correction_O, ALL)
-    staged = None if cfg.direct_store else produce(ends.correction_epilogue_O, ALL)
+    staged = None if const_expr(cfg.direct_store) else produce(ends.correction_epilogue_O, ALL)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -55,7 +57,7 @@ def correction(context):
                 norm = norm_rows[tile * cfg.tile_m + lane]
                 norms.arrive(tile)
                 norms.at_iteration_of(products).wait(tile)
-                if cutlass.const_expr(cfg.direct_store):
+                if const_expr(cfg.direct_store):
                     out_to_global(context, work, tile, lane, norm)
                 else:
                     norms.at_iteration_of(staged).wait(tile)
@@ -63,20 +65,20 @@ def correction(context):
                     staged.arrive(tile)
             tmem.wait_loads()  # before S.free of the next work tile allows mma to overwrite O
             norms = norms.next()
-        elif cutlass.const_expr(not cfg.split):  # combine ignores parts without keys
+        elif const_expr(not cfg.split):  # combine ignores parts without keys
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 zeros_to_global(context, work, tile, lane)
         queue = queue.next()
 
 
-def o_address(context, tile: int) -> Int32:
+def o_address(context: Sm100ForwardContext, tile: int) -> Int32:
     """TMEM address of O of a Q tile, at this warp's first lane."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     return tmem.lane_address(context.tmem.O + tile * context.cfg.o_columns, warp)
 
 
 @cute.jit
-def rescale(context, tile: cutlass.Constexpr[int], factor: Float32):
+def rescale(context: Sm100ForwardContext, tile: cutlass.Constexpr[int], factor: Float32):
     """O *= factor, per row."""
     tmem.fence_after_sync()
     address = o_address(context, tile)
@@ -90,7 +92,7 @@ def rescale(context, tile: cutlass.Constexpr[int], factor: Float32):
     tmem.wait_stores()
 
 
-def normalised(context, tile: int, column: int, norm: Float32) -> list[Int32]:
+def normalised(context: Sm100ForwardContext, tile: int, column: int, norm: Float32) -> list[Int32]:
     """COLUMNS columns of O times `norm` from `column`, in 32-bit registers: 16-bit pairs, or float32 for split-KV.
 
     A register that tcgen05.ld fills is interlocked (PTX ISA 9.7.16.6.4.5). The caller waits for the loads before it
@@ -100,14 +102,14 @@ def normalised(context, tile: int, column: int, norm: Float32) -> list[Int32]:
     packed = []
     for i in range(0, COLUMNS, 2):
         pair = cute.arch.mul_packed_f32x2((o[i], o[i + 1]), (norm, norm))
-        packed += [bits(x) for x in pair] if context.cfg.split else [pack_half(*pair, context.cfg.dtype)]
+        packed += [bits(x) for x in pair] if context.cfg.split else [pack_half(pair[0], pair[1], context.cfg.dtype)]
     if context.cfg.has_seqused_q:  # an unused row may hold anything, also NaN
         packed = [Int32(cutlass.select_(norm == 0.0, Int32(0), word)) for word in packed]
     return packed
 
 
 @cute.jit
-def out_to_smem(context, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
+def out_to_smem(context: Sm100ForwardContext, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
     """Write normalised O to its staging tile in shared memory."""
     cfg = context.cfg
     smem_ptr = context.smem.address("O") + tile * cfg.o_step
@@ -118,13 +120,13 @@ def out_to_smem(context, tile: cutlass.Constexpr[int], lane: Int32, norm: Float3
 
 
 @cute.jit
-def out_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
+def out_to_global(context: Sm100ForwardContext, work: Work, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
     """Write normalised O to global memory."""
     cfg = context.cfg
     row = row_tile(context, work, tile) * cfg.tile_m + lane
     ptr = result(context, "out", work)
     ptr = ptr.iterator + cute.crd2idx((row_coord_of(cfg, row), 0), ptr.layout)
-    columns_per_reg = 1 if cfg.split else 2
+    columns_per_reg = 1 if const_expr(cfg.split) else 2
     for column in cutlass.range_constexpr(0, cfg.head_dim_v_padded, COLUMNS):
         packed = normalised(context, tile, column, norm)  # whole warp
         if is_written(cfg, work, row):
@@ -134,7 +136,7 @@ def out_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32, norm
 
 
 @cute.jit
-def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
+def zeros_to_global(context: Sm100ForwardContext, work: Work, tile: cutlass.Constexpr[int], lane: Int32):
     """Write zeros: O of a tile that sees no key."""
     cfg = context.cfg
     row = row_tile(context, work, tile) * cfg.tile_m + lane

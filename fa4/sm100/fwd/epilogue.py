@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import ALL, consume
 from ...pipeline.tma import tma_store
+from .context import Sm100ForwardContext
 from .work import Queue, row_tile
 
 
 @cute.jit
-def epilogue(context):
+def epilogue(context: Sm100ForwardContext):
     cfg = context.cfg
     ends = context.ends("epilogue")
     tma = context.tma("o")
@@ -32,7 +34,7 @@ def epilogue(context):
                 smem_ptr = context.smem.pointer("O", cfg.dtype) + tile * cfg.elements(cfg.o_step)
                 tma_store(tma, out, row_tile(context, work, tile), smem_ptr)
                 staged.arrive(tile)
-                if cutlass.const_expr(cfg.o_over_q):
+                if const_expr(cfg.o_over_q):
                     ends.load_mma_Q.arrive_free(tile)
             staged = staged.next()
         queue = queue.next()

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ...fwd.device.gather import Gather
 from ...pipeline.cursor import Cursor, produce
+from .context import Sm100ForwardContext
 from .work import Queue, key_block
 
 
 @cute.jit
-def gather(context):
+def gather(context: Sm100ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
-    if cutlass.const_expr(cfg.has_8bit_kv):
+    if const_expr(cfg.has_8bit_kv):
         kv, base, stage_bytes = produce(ends.gather_convert_KV), smem.address("KV bytes"), cfg.kv8_stage_bytes
     else:
         kv, base, stage_bytes = produce(ends.gather_mma_KV), smem.address("KV"), cfg.kv_stage_bytes

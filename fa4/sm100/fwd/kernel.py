@@ -16,16 +16,14 @@ cannot load, which the role `gather` copies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
-from ...pipeline import kernel as kernels
-from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every, Implied
+from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every, Implied, Side
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .. import tmem
 from ..signals import SIGNALS
 from .config import Schedule, Sm100ForwardConfig
+from .context import Sm100ForwardContext
 from .convert import convert
 from .correction import correction
 from .epilogue import epilogue
@@ -93,10 +91,11 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
     else:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
     loader, filled = ("gather", By.WARP) if cfg.kv_without_tma else ("load", By.TMA)
+    kv: tuple[Channel, ...]
     if cfg.has_8bit_kv:
         raw = f"{loader}_convert_KV", loader, "convert", filled, By.WARP, cfg.kv8_stages
         converted = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages
-        kv = tuple(Channel(*row, Carries.ASYNC_SMEM) for row in (raw, converted))
+        kv = Channel(*raw, Carries.ASYNC_SMEM), Channel(*converted, Carries.ASYNC_SMEM)
     else:
         kv = (shared(f"{loader}_mma_KV", loader, "mma", filled, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),)
     rows = (
@@ -112,11 +111,13 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
         # Implied: correction has read O before it frees the first S of the next work tile.
         shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
     )
-    storing_roles = ("correction",) if cfg.direct_store else ("correction", "epilogue")
+    storing_roles: tuple[str, ...] = ("correction",)
     if not cfg.direct_store:
-        rows += (Channel("correction_epilogue_O", *storing_roles, By.WARP, By.READ, cfg.q_tiles, Carries.ASYNC_SMEM),)
+        staged = "correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, cfg.q_tiles
+        rows += (Channel(*staged, Carries.ASYNC_SMEM),)
+        storing_roles = "correction", "epilogue"
     if cfg.schedule is Schedule.DYNAMIC:
-        readers = (Every("softmax"), *storing_roles, "mma", "load", "schedule")
+        readers: tuple[Side, ...] = (Every("softmax"), *storing_roles, "mma", "load", "schedule")
         rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
     return ChannelTable(rows, roles(cfg), SIGNALS)
 
@@ -135,17 +136,6 @@ def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
         Region("tmem", 4),
         Region("index", 16),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Sm100ForwardContext(kernels.Context):
-    """Context of a role body: adds the tensor-memory map."""
-
-    tmem: tmem.TmemMap | tmem.OffsetTmemMap | None = None
-
-    def with_tmem_addresses(self) -> Sm100ForwardContext:
-        """Copy whose TMEM ranges have their addresses in this CTA."""
-        return replace(self, tmem=self.resources.place(self.tmem, self.smem))
 
 
 def context(

@@ -10,27 +10,30 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint8
+from cutlass import Int32, Uint8, const_expr
 
 from ...core.sequence import Rows, clamp_tile, sequence_matrix
+from ...fwd.device.work import Work
 from ...pipeline.cursor import ALL, Cursor, produce
+from ...pipeline.ends import Ends
 from ...pipeline.tma import tma_load, tma_load_panel
+from .context import Sm100ForwardContext
 from .work import Queue, key_block, row_tile
 
 
 @cute.jit
-def load(context):
+def load(context: Sm100ForwardContext):
     ends = context.ends("load")
     q = produce(ends.load_mma_Q, ALL)
-    if cutlass.const_expr(context.cfg.kv_without_tma):
+    if const_expr(context.cfg.kv_without_tma):
         load_q_only(context, ends, q)
     else:
-        kv = produce(ends.load_convert_KV if context.cfg.has_8bit_kv else ends.load_mma_KV)
+        kv = produce(ends.load_convert_KV if const_expr(context.cfg.has_8bit_kv) else ends.load_mma_KV)
         load_qkv(context, ends, q, kv)
 
 
 @cute.jit
-def load_q_only(context, ends, q: Cursor):
+def load_q_only(context: Sm100ForwardContext, ends: Ends, q: Cursor):
     """Load Q; the role gather copies K and V."""
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -43,7 +46,7 @@ def load_q_only(context, ends, q: Cursor):
 
 
 @cute.jit
-def load_qkv(context, ends, q: Cursor, kv: Cursor):
+def load_qkv(context: Sm100ForwardContext, ends: Ends, q: Cursor, kv: Cursor):
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()
@@ -64,7 +67,7 @@ def load_qkv(context, ends, q: Cursor, kv: Cursor):
     # All loads are consumed before the CTA ends: correction waits for the products that read them.
 
 
-def load_q(context, work, tile: int, cursor: Cursor):
+def load_q(context: Sm100ForwardContext, work: Work, tile: int, cursor: Cursor):
     """Load this CTA's rows of a Q tile."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait(tile)
@@ -77,7 +80,7 @@ def load_q(context, work, tile: int, cursor: Cursor):
     tma_load(tma, q, tile_index, smem_ptr, cursor.barrier(tile))
 
 
-def load_k(context, work, block: Int32, kv: Cursor):
+def load_k(context: Sm100ForwardContext, work: Work, block: Int32, kv: Cursor):
     """Load this CTA's keys of a block."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
@@ -89,7 +92,7 @@ def load_k(context, work, block: Int32, kv: Cursor):
         tma_load(tma, k, index * cfg.ctas + rank, kv_ptr(context, kv.stage), kv.barrier(), i)
 
 
-def load_v(context, work, block: Int32, kv: Cursor):
+def load_v(context: Sm100ForwardContext, work: Work, block: Int32, kv: Cursor):
     """Load this CTA's columns of V of a block."""
     cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
@@ -102,7 +105,7 @@ def load_v(context, work, block: Int32, kv: Cursor):
             tma_load(tma, v, index, kv_ptr(context, kv.stage), kv.barrier(), i)
 
 
-def kv_ptr(context, stage: Int32) -> cute.Pointer:
+def kv_ptr(context: Sm100ForwardContext, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
     if cfg.has_8bit_kv:
         return context.smem.pointer("KV bytes", Uint8) + stage * cfg.kv8_stage_bytes

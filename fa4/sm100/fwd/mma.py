@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean
+from cutlass import Boolean, const_expr
 
 from ...core.constant import Constant
 from ...pipeline.cursor import ALL, Cursor, consume, produce
@@ -21,17 +21,18 @@ from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
 from ..mma import K_PER_MMA
 from .config import Sm100ForwardConfig
+from .context import Sm100ForwardContext
 from .work import Queue
 
 
 @cute.jit
-def mma(context):
+def mma(context: Sm100ForwardContext):
     if context.args.order.rank == LEADER:
         issue(context)
 
 
 @cute.jit
-def issue(context):
+def issue(context: Sm100ForwardContext):
     cfg = context.cfg
     ends = context.ends("mma")
     qk, pv = cfg.qk, cfg.pv
@@ -51,7 +52,7 @@ def issue(context):
             k = qk.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 q.wait(tile)
-                if cutlass.const_expr(tile == 0):
+                if const_expr(tile == 0):
                     kv.wait()
                 with cute.arch.elect_one():
                     qk.issue(addresses.S[tile], q_descriptors[tile], k, False)
@@ -68,19 +69,19 @@ def issue(context):
                 k = qk.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
                     issue_pv(cfg, addresses, tile, v, i > 0, s, ptail)
-                    if cutlass.const_expr(tile == 0):
+                    if const_expr(tile == 0):
                         kv.wait()
                     with cute.arch.elect_one():
-                        if cutlass.const_expr(tile == cfg.q_tiles - 1):
+                        if const_expr(tile == cfg.q_tiles - 1):
                             v_cursor.commit()
                         qk.issue(addresses.S[tile], q_descriptors[tile], k, False)
                         s.commit(tile)
-                        if cutlass.const_expr(tile == cfg.q_tiles - 1):
+                        if const_expr(tile == cfg.q_tiles - 1):
                             kv.commit()
                 kv = kv.next()
                 s = s.next()
 
-            if cutlass.const_expr(not cfg.o_over_q):
+            if const_expr(not cfg.o_over_q):
                 with cute.arch.elect_one():
                     for tile in cutlass.range_constexpr(cfg.q_tiles):
                         q.commit(tile)
@@ -90,7 +91,7 @@ def issue(context):
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 issue_pv(cfg, addresses, tile, v, work.count > 1, s, ptail)
                 with cute.arch.elect_one():
-                    if cutlass.const_expr(tile == cfg.q_tiles - 1):
+                    if const_expr(tile == cfg.q_tiles - 1):
                         kv.commit()
                     ends.mma_correction_O.commit_full(tile)
             kv = kv.next()
@@ -108,7 +109,7 @@ def kv_end(cfg: Sm100ForwardConfig, ends: Ends) -> End:
 class TmemAddresses(Constant):
     """TMEM addresses of S, P and O per Q tile, relative to the run-time `tmem.base`."""
 
-    def __init__(self, context):
+    def __init__(self, context: Sm100ForwardContext):
         cfg, base, tmem_map = context.cfg, tmem.base(context.smem), context.tmem
         steps = ((tmem_map.S, cfg.tile_n), (tmem_map.P, cfg.tile_n), (tmem_map.O, cfg.o_columns))
         by_tile = [[base + first + tile * step for tile in range(cfg.q_tiles)] for first, step in steps]

@@ -23,7 +23,7 @@ from .tiles import ForwardTiles, are_few, tiles_for
 L2_SHARE = 0.4
 
 
-class Sm100Forward(plan.ForwardDirection):
+class Sm100Forward(plan.ForwardDirection[Sm100ForwardConfig]):
     """Forward plan for sm_100 and sm_103. `tiles` replaces the row of the table, for tuning."""
 
     kernel = KERNEL

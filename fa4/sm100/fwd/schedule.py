@@ -8,20 +8,20 @@ Signals: schedule_all_index.full, .free
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ...pipeline.cursor import produce
 from .config import Schedule
+from .context import Sm100ForwardContext
 from .work import Queue
 
 RESPONSE_BYTES = 16
 
 
 @cute.jit
-def schedule(context):
-    if cutlass.const_expr(context.cfg.schedule is Schedule.DYNAMIC):
+def schedule(context: Sm100ForwardContext):
+    if const_expr(context.cfg.schedule is Schedule.DYNAMIC):
         ends = context.ends("schedule")
         response = context.smem.pointer("index", Int32)
         queries = produce(ends.schedule_all_index)

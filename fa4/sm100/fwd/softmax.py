@@ -10,11 +10,10 @@ Signals: softmax_correction_scale.full, mma_softmax_S.free, softmax_mma_Ptail.fu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ...core.constant import Constant
 from ...core.dropout import Dropout, apply_dropout
@@ -26,9 +25,12 @@ from ...core.traced import Traced, bind
 from ...core.vec_io import pack_half
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.device.scales import Scales
+from ...fwd.device.work import Work
 from ...pipeline.cursor import Cursor, consume, produce
+from ...pipeline.ends import Ends
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
+from .context import Sm100ForwardContext
 from .work import Queue, key_block, row_tile
 
 LOAD_COLUMNS = 32
@@ -36,7 +38,7 @@ STORE_KEYS = 32  # keys whose P one tcgen05.st stores
 
 
 @cute.jit
-def softmax(context):
+def softmax(context: Sm100ForwardContext):
     cfg, context = context.cfg, context.with_tmem_addresses()
     ends = context.ends("softmax")
     thread = cute.arch.thread_idx()[0]
@@ -53,8 +55,8 @@ def softmax(context):
         state = -Float32.inf, Float32(0.0), -Float32.inf
         if work.count > 0:
             row_keys = RowKeys.of(context, work, row, query)
-            if cutlass.const_expr(cfg.has_blocks):
-                block_iter = work.block_iter
+            if const_expr(cfg.has_blocks):
+                block_iter = work.sparse_blocks
                 for i in cutlass.range(block_iter.masked, unroll=1):
                     block = row_keys.in_block(block_iter.block(i))
                     state = step(context, ends, tile, s, state, block, True)
@@ -77,7 +79,7 @@ def softmax(context):
                     block = row_keys.in_block(key_block(context, work, blocks.stop - blocks.full_stop + i))
                     state = step(context, ends, tile, s, state, block, False)
                     s = s.next()
-                if cutlass.const_expr(cfg.has_left):
+                if const_expr(cfg.has_left):
                     for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
                         block = row_keys.in_block(blocks.full_first - 1 - i)
                         state = step(context, ends, tile, s, state, block, True)
@@ -87,9 +89,9 @@ def softmax(context):
         norm, lse = normalise(context, work, row, query, row_max_scaled, total, p_max)
         if work.count > 0:
             norms.wait()
-            if cutlass.const_expr(cfg.has_dropout):
+            if const_expr(cfg.has_dropout):
                 norm = norm * context.args.mods.dropout.scale
-            if cutlass.const_expr(cfg.has_8bit_kv):
+            if const_expr(cfg.has_8bit_kv):
                 norm = norm * context.args.cache.v_descale[work.batch, work.head_kv]
             norm_rows[thread] = norm
             norms.arrive()
@@ -100,7 +102,7 @@ def softmax(context):
         queue = queue.next()
 
 
-def rows_in_smem(context, name: str) -> cute.Tensor:
+def rows_in_smem(context: Sm100ForwardContext, name: str) -> cute.Tensor:
     """One float per row of the CTA. The softmax warpgroups are the first warps, so a thread index is a row index."""
     return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(context.cfg.cta_rows))
 
@@ -124,7 +126,7 @@ class RowInBlock(Constant):
 class RowKeys(Constant):
     """Keys of a row: the band first <= key < stop, score_mod and mask_mod, dropout."""
 
-    context: Any
+    context: Sm100ForwardContext
     row: Int32
     first: Int32
     stop: Int32
@@ -134,12 +136,13 @@ class RowKeys(Constant):
     dropout: Dropout | None
 
     @staticmethod
-    def of(context, work, row: Int32, query: Int32) -> RowKeys:
+    def of(context: Sm100ForwardContext, work: Work, row: Int32, query: Int32) -> RowKeys:
         cfg, lengths = context.cfg, (work.q.count, work.k.count)
         head = work.head * cfg.packed
         mods = bind(cfg.mods, context.args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots)
         dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head, cfg.packed, cfg.slots)
-        return RowKeys(context, row, *work.mask.keys(query), Scales.of(context, work), *mods, dropout)
+        first, stop = work.mask.keys(query)
+        return RowKeys(context, row, first, stop, Scales.of(context, work), *mods, dropout)
 
     def in_block(self, block: Int32, applies_mask_mod: bool = True) -> RowInBlock:
         """The row in a key block. applies_mask_mod: False if the block list says that nothing there is masked."""
@@ -155,8 +158,8 @@ class RowKeys(Constant):
 
 
 def step(
-    context,
-    ends,
+    context: Sm100ForwardContext,
+    ends: Ends,
     tile: Int32,
     cursor: Cursor,
     state: tuple[Float32, Float32, Float32],
@@ -221,7 +224,7 @@ def step(
             p = exp2_mufu(x), exp2_mufu(y)
         p_pairs.append(p)
         if block.keep_bits is not None:
-            p = [apply_dropout(block.keep_bits, 2 * pair + i, x) for i, x in enumerate(p)]
+            p = tuple(apply_dropout(block.keep_bits, 2 * pair + i, x) for i, x in enumerate(p))
         packed.append(pack_half(p[0], p[1], cfg.v_dtype))
         stored = 2 * pair + 2
         if stored == STORE_KEYS:

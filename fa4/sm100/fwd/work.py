@@ -17,17 +17,19 @@ from cutlass import Boolean, Int32
 
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, consume
+from ...pipeline.ends import Ends
 from .config import Schedule
+from .context import Sm100ForwardContext
 
 
 class Queue:
     """Position of a role in the order of work tiles. Immutable: `queue = queue.next()`."""
 
-    def __init__(self, context, index: Int32, responses: Cursor | None):
+    def __init__(self, context: Sm100ForwardContext, index: Int32, responses: Cursor | None):
         self.context, self.index, self.responses = context, index, responses
 
     @staticmethod
-    def first(context, ends) -> Queue:
+    def first(context: Sm100ForwardContext, ends: Ends) -> Queue:
         """Return the position of this CTA's first tile. ends: the channel ends of the role."""
         is_dynamic = context.cfg.schedule is Schedule.DYNAMIC
         responses = consume(ends.schedule_all_index) if is_dynamic else None
@@ -58,7 +60,7 @@ class Queue:
         return Queue(self.context, Int32(values[0]), responses)
 
 
-def key_block(context, work: Work, i: Int32) -> Int32:
+def key_block(context: Sm100ForwardContext, work: Work, i: Int32) -> Int32:
     """Index of the i-th key block to process: in the order of the block mask's lists, else from last to first. With
     `sawtooth`, every other work tile takes its unmasked blocks in ascending order."""
     if context.cfg.has_blocks:
@@ -72,7 +74,7 @@ def key_block(context, work: Work, i: Int32) -> Int32:
     return Int32(cutlass.select_(is_ascending & is_full, ascending, descending))
 
 
-def row_tile(context, work: Work, tile) -> Int32:
+def row_tile(context: Sm100ForwardContext, work: Work, tile: Int32 | int) -> Int32:
     """Index of the block of `tile_m` rows of the sequence that is this CTA's Q tile `tile`."""
     cfg = context.cfg
     return (work.m_block * cfg.q_tiles + tile) * cfg.ctas + context.args.order.rank

@@ -16,13 +16,14 @@ from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.constant import Constant
-from ...core.mask import Blocks
+from ...core.mask import Blocks, SparseBlocks
 from ...core.sequence import sequence_matrix
 from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.device.rows import is_written, query_of, result, row_coord_of
+from ...fwd.device.work import Work
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
@@ -39,22 +40,23 @@ from ..fragment import (
     store_matrices,
 )
 from ..wgmma import ROWS, Wgmma, pin, wait
+from .context import Sm90ForwardContext
 from .ping_pong import CONSUMER_THREADS, FIRST_BARRIER, PingPong
 from .softmax import Softmax, pack
 from .work import Queue, row_tile
 
 
 @cute.jit
-def compute(context):
+def compute(context: Sm90ForwardContext):
     cfg = context.cfg
     ends = context.ends("compute")
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = ForwardConsumer(context, warp // WARPS_PER_WARPGROUP)
     softmax = Softmax(context)
     q = consume(ends.load_compute_Q, Lane(consumer.index, cfg.consumers))
-    if cutlass.const_expr(cfg.has_8bit_kv):
+    if const_expr(cfg.has_8bit_kv):
         k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
-    elif cutlass.const_expr(cfg.has_gather):
+    elif const_expr(cfg.has_gather):
         k, v = consume(ends.gather_compute_K), consume(ends.gather_compute_V)
     else:
         k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
@@ -67,43 +69,43 @@ def compute(context):
         if work.count > 0:
             softmax.reset(work, consumer.first_row(work))
             q.wait()
-            if cutlass.const_expr(cfg.holds_q):
+            if const_expr(cfg.holds_q):
                 consumer.load_q_registers(q)
-                if cutlass.const_expr(not cfg.o_over_q):
+                if const_expr(not cfg.o_over_q):
                     q.arrive()
-            if cutlass.const_expr(cfg.has_blocks):
-                k, v = loop_lists(consumer, softmax, work.block_iter, q, k, v)
+            if const_expr(cfg.has_blocks):
+                k, v = loop_lists(consumer, softmax, work.sparse_blocks, q, k, v)
                 has_o = Boolean(work.count > 1)
             else:
                 blocks = consumer.blocks(work)
-                if cutlass.const_expr(consumer.trims):
+                if const_expr(consumer.trims):
                     k, v = skip_blocks(consumer, work.blocks.stop - blocks.stop, k, v)
                 k, v = loop_band(consumer, softmax, work, blocks, q, k, v)
                 has_o = Boolean(blocks.stop - blocks.first > 1)
-            if cutlass.const_expr(not (cfg.holds_q or cfg.o_over_q)):
+            if const_expr(not (cfg.holds_q or cfg.o_over_q)):
                 q.arrive()
             v = last_block(consumer, v, has_o)
             norms = softmax.finish(work, consumer.first_row(work))
-            if cutlass.const_expr(cfg.direct_store):
+            if const_expr(cfg.direct_store):
                 out_to_global(context, work, consumer, norms)
             else:
                 out_to_smem(context, consumer, norms)
                 store_out(context, work, consumer)
-            if cutlass.const_expr(cfg.o_over_q):
+            if const_expr(cfg.o_over_q):
                 wait_stores_read()
                 q.arrive()
             q = q.next()
         else:
             softmax.finish_empty(work, consumer.first_row(work))
-            if cutlass.const_expr(not cfg.split):  # a part without keys is not read
+            if const_expr(not cfg.split):  # a part without keys is not read
                 zeros_to_global(context, work, consumer)
         queue = queue.next()
-    if cutlass.const_expr(not (cfg.direct_store or cfg.o_over_q)):
+    if const_expr(not (cfg.direct_store or cfg.o_over_q)):
         wait_stores_read()  # another CTA may use the shared memory after this one ends
 
 
 @cute.jit
-def skip_blocks(consumer, count: Int32, k: Cursor, v: Cursor):
+def skip_blocks(consumer: ForwardConsumer, count: Int32, k: Cursor, v: Cursor):
     """Release the first `count` key blocks of a work tile, which are masked for all of the consumer's rows."""
     for _ in cutlass.range(count, unroll=1):
         k.wait()
@@ -117,7 +119,7 @@ def skip_blocks(consumer, count: Int32, k: Cursor, v: Cursor):
 
 
 @cute.jit
-def loop_band(consumer, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
+def loop_band(consumer: ForwardConsumer, softmax: Softmax, work: Work, blocks: Blocks, q: Cursor, k: Cursor, v: Cursor):
     """Iterate over the key blocks of a work tile from last to first: P of each block, O of the block before."""
     last = blocks.stop - 1
     if consumer.is_second_half_masked(work, blocks):
@@ -132,7 +134,7 @@ def loop_band(consumer, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
     for i in cutlass.range(full_stop - blocks.full_first, unroll=1):
         k, v = step(consumer, softmax, q, k, v, full_stop - 1 - i, Boolean(has_o != 0), False)
         has_o = Int32(1)
-    if cutlass.const_expr(consumer.cfg.has_left):
+    if const_expr(consumer.cfg.has_left):
         full_first = cutlass.min(last, blocks.full_first)
         for i in cutlass.range(full_first - blocks.first, unroll=1):
             k, v = step(consumer, softmax, q, k, v, full_first - 1 - i, Boolean(has_o != 0), True)
@@ -141,7 +143,7 @@ def loop_band(consumer, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
 
 
 @cute.jit
-def loop_lists(consumer, softmax, block_iter, q: Cursor, k: Cursor, v: Cursor):
+def loop_lists(consumer: ForwardConsumer, softmax: Softmax, block_iter: SparseBlocks, q: Cursor, k: Cursor, v: Cursor):
     """Iterate over the key blocks in a work tile's lists (at least one): partially masked blocks first, then unmasked
     blocks. P of each block, O of the block before."""
     block, following = block_iter.block(Int32(0)), block_iter.block(Int32(1))  # loaded a step ahead
@@ -161,7 +163,7 @@ def loop_lists(consumer, softmax, block_iter, q: Cursor, k: Cursor, v: Cursor):
 class ForwardConsumer(Constant):
     """Operands and registers of one consumer; created once."""
 
-    def __init__(self, context, index: Int32):
+    def __init__(self, context: Sm90ForwardContext, index: Int32):
         cfg, smem = context.cfg, context.smem
         self.cfg, self.index, self.ping_pong = cfg, index, PingPong(cfg.consumers, index, cfg.ping_pong)
         self.rank = context.args.order.rank
@@ -176,11 +178,11 @@ class ForwardConsumer(Constant):
             self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
         self.warp = warp
 
-    def first_row(self, work) -> Int32:
+    def first_row(self, work: Work) -> Int32:
         """Return the first row of this warp in a work tile, as a row of the sequence."""
         return self.row_tile(work) * ROWS + self.warp * ROWS_PER_WARP
 
-    def row_tile(self, work) -> Int32:
+    def row_tile(self, work: Work) -> Int32:
         return row_tile(self.cfg, work, self.rank, self.index)
 
     @property
@@ -190,7 +192,7 @@ class ForwardConsumer(Constant):
         cfg = self.cfg
         return cfg.rows > (1 if cfg.has_right else 2) * cfg.tile_n and not cfg.has_blocks
 
-    def blocks(self, work) -> Blocks:
+    def blocks(self, work: Work) -> Blocks:
         """Return the key blocks of a work tile that the consumer's rows see (at least one), and which are unmasked."""
         of_tile = work.blocks
         if not self.trims:
@@ -204,7 +206,7 @@ class ForwardConsumer(Constant):
         full_first = cutlass.max(cutlass.min(of_rows.full_first, full_stop), of_tile.first)
         return Blocks(of_tile.first, full_first, full_stop, stop)
 
-    def is_second_half_masked(self, work, blocks) -> Boolean:
+    def is_second_half_masked(self, work: Work, blocks: Blocks) -> Boolean:
         """True if the second half of the last key block is masked for all of the consumer's rows."""
         last_row = (self.row_tile(work) + 1) * ROWS - 1
         _, stop = work.mask.keys(query_of(self.cfg, last_row))
@@ -300,7 +302,7 @@ def _multiply(o: cute.Tensor, factor: cute.Tensor) -> None:
         o[i] = o[i] * factor[i // 2 % 2]
 
 
-def out_to_smem(context, consumer: ForwardConsumer, norms: list[Float32]) -> None:
+def out_to_smem(context: Sm90ForwardContext, consumer: ForwardConsumer, norms: list[Float32]) -> None:
     """Store this warp's rows of O, normalised, to the staging buffer."""
     cfg = context.cfg
     packed = pack_pairs(consumer.o, norms, cfg.dtype)
@@ -316,7 +318,7 @@ def out_to_smem(context, consumer: ForwardConsumer, norms: list[Float32]) -> Non
     cute.arch.sync_warp()
 
 
-def store_out(context, work, consumer: ForwardConsumer) -> None:
+def store_out(context: Sm90ForwardContext, work: Work, consumer: ForwardConsumer) -> None:
     """Start the TMA store of this warp's staged rows; TMA skips rows and columns outside the tensor."""
     cfg, tma = context.cfg, context.tma("o")
     out = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.varlen)
@@ -328,7 +330,7 @@ def store_out(context, work, consumer: ForwardConsumer) -> None:
 
 
 @cute.jit
-def out_to_global(context, work, consumer, norms: list[Float32]):
+def out_to_global(context: Sm90ForwardContext, work: Work, consumer: ForwardConsumer, norms: list[Float32]):
     """Store this warp's rows of O, normalised, from registers to global memory."""
     cfg, first_row = context.cfg, consumer.first_row(work)
     out = result(context, "out", work)
@@ -339,9 +341,9 @@ def out_to_global(context, work, consumer, norms: list[Float32]):
             indices = row_registers(cfg.head_dim_v, r)
             for i in cutlass.range_constexpr(0, len(indices), 2):
                 pair = [consumer.o[index] * norms[r] for index in indices[i : i + 2]]
-                if cutlass.const_expr(cfg.has_seqused_q):  # a row without data may hold anything, NaN included
+                if const_expr(cfg.has_seqused_q):  # a row without data may hold anything, NaN included
                     pair = [Float32(cutlass.select_(norms[r] == 0.0, Float32(0.0), x)) for x in pair]
-                packed = [bits(x) for x in pair] if cfg.split else [pack_half(*pair, cfg.dtype)]
+                packed = [bits(x) for x in pair] if const_expr(cfg.split) else [pack_half(pair[0], pair[1], cfg.dtype)]
                 store_vec(ptr + 4 * i, packed)
 
 
@@ -353,7 +355,7 @@ def wait_stores_read() -> None:
 
 
 @cute.jit
-def zeros_to_global(context, work, consumer):
+def zeros_to_global(context: Sm90ForwardContext, work: Work, consumer: ForwardConsumer):
     """Store zeros as O of rows that see no key."""
     cfg, first_row = context.cfg, consumer.first_row(work)
     out = result(context, "out", work)

@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
+from .context import Sm90ForwardContext
 from .fetch import Fetch
 from .work import Queue
 
 
 @cute.jit
-def convert(context):
+def convert(context: Sm90ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     k, v = produce(ends.convert_compute_K), produce(ends.convert_compute_V)
     to_k = Upconversion(smem.address("K"), cfg.k_operand.nbytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
     to_v = Upconversion(smem.address("V"), cfg.v_operand.nbytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
-    if cutlass.const_expr(cfg.convert_fetches):
+    if const_expr(cfg.convert_fetches):
         convert_fetched(context, to_k, to_v, k, v)
     else:
-        if cutlass.const_expr(cfg.has_gather):
+        if const_expr(cfg.has_gather):
             raw_k, raw_v = consume(ends.gather_convert_K), consume(ends.gather_convert_V)
         else:
             raw_k, raw_v = consume(ends.load_convert_K), consume(ends.load_convert_V)
@@ -36,7 +38,15 @@ def convert(context):
 
 
 @cute.jit
-def convert_smem(context, to_k, to_v, raw_k: Cursor, raw_v: Cursor, k: Cursor, v: Cursor):
+def convert_smem(
+    context: Sm90ForwardContext,
+    to_k: Upconversion,
+    to_v: Upconversion,
+    raw_k: Cursor,
+    raw_v: Cursor,
+    k: Cursor,
+    v: Cursor,
+):
     cfg, smem = context.cfg, context.smem
     k_bytes = ByteRing(smem.address("K bytes"), cfg.k_tile.nbytes, cfg.k_tile)
     v_bytes = ByteRing(smem.address("V bytes"), cfg.v_tile.nbytes, cfg.v_tile)
@@ -53,7 +63,7 @@ def convert_smem(context, to_k, to_v, raw_k: Cursor, raw_v: Cursor, k: Cursor, v
 
 
 @cute.jit
-def convert_fetched(context, to_k, to_v, k: Cursor, v: Cursor):
+def convert_fetched(context: Sm90ForwardContext, to_k: Upconversion, to_v: Upconversion, k: Cursor, v: Cursor):
     queue = Queue.first(context)
     while queue.has_tile():
         work = queue.tile()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -12,7 +11,9 @@ from cutlass import Int32
 from ...core.constant import Constant
 from ...core.vec_io import load_vec
 from ...fwd.device.key_rows import KeyRows
+from ...fwd.device.work import Work
 from ...pipeline.upconvert import COLUMNS, Upconversion
+from .context import Sm90ForwardContext
 
 _VEC = 4  # 32-bit registers per load
 
@@ -28,7 +29,7 @@ class Fetch(Constant):
     packed: cute.Tensor
 
     @staticmethod
-    def of(context: Any, name: str, work: Any, upconversion: Upconversion) -> Fetch:
+    def of(context: Sm90ForwardContext, name: str, work: Work, upconversion: Upconversion) -> Fetch:
         tile_rows = tuple(upconversion.row(group) for group in range(upconversion.groups))
         packed = cute.make_rmem_tensor(_VEC * len(upconversion.shares), Int32)
         columns = getattr(context.cfg, f"{name}_tile").columns

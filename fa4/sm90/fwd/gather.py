@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ...fwd.device.gather import Gather
 from ...pipeline.cursor import produce
+from .context import Sm90ForwardContext
 from .work import Queue
 
 
 @cute.jit
-def gather(context):
+def gather(context: Sm90ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
-    if cutlass.const_expr(cfg.has_8bit_kv):
+    if const_expr(cfg.has_8bit_kv):
         k, v = produce(ends.gather_convert_K), produce(ends.gather_convert_V)
         k_base, v_base = smem.address("K bytes"), smem.address("V bytes")
     else:

@@ -13,12 +13,12 @@ or loads them itself. A gather warpgroup copies rows that TMA cannot load.
 from __future__ import annotations
 
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
-from ...pipeline import kernel as kernels
 from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
 from .config import Sm90ForwardConfig
+from .context import Sm90ForwardContext
 from .convert import convert
 from .gather import gather
 from .load import load
@@ -81,8 +81,8 @@ def smem_map(cfg: Sm90ForwardConfig, table: ChannelTable) -> SmemMap:
 
 def context(
     args: ForwardKernelArguments, cfg: Sm90ForwardConfig, table: ChannelTable, smem: SmemMap
-) -> kernels.Context:
-    return kernels.Context(args, cfg, table, smem, cluster=cfg.ctas)
+) -> Sm90ForwardContext:
+    return Sm90ForwardContext(args, cfg, table, smem, cluster=cfg.ctas)
 
 
 KERNEL = ForwardKernel("sm90.forward", channels, smem_map, context)

@@ -13,28 +13,30 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint8
+from cutlass import Int32, Uint8, const_expr
 
 from ...core.sequence import sequence_matrix
+from ...fwd.device.work import Work
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.tma import tma_load
+from .context import Sm90ForwardContext
 from .work import Queue, row_tile
 
 
 @cute.jit
-def load(context):
+def load(context: Sm90ForwardContext):
     cfg, ends = context.cfg, context.ends("load")
     q = [produce(ends.load_compute_Q, Lane(consumer, cfg.consumers)) for consumer in range(cfg.consumers)]
-    if cutlass.const_expr(cfg.kv_without_tma):
+    if const_expr(cfg.kv_without_tma):
         load_q_only(context, q)
-    elif cutlass.const_expr(cfg.has_8bit_kv):
+    elif const_expr(cfg.has_8bit_kv):
         load_qkv(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))
     else:
         load_qkv(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V))
 
 
 @cute.jit
-def load_q_only(context, q: list[Cursor]):
+def load_q_only(context: Sm90ForwardContext, q: list[Cursor]):
     """Load Q only: another role loads K and V."""
     queue = Queue.first(context)
     while queue.has_tile():
@@ -47,7 +49,7 @@ def load_q_only(context, q: list[Cursor]):
 
 
 @cute.jit
-def load_qkv(context, q: list[Cursor], k: Cursor, v: Cursor):
+def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor):
     cfg = context.cfg
     queue = Queue.first(context)
     while queue.has_tile():
@@ -71,7 +73,7 @@ def load_qkv(context, q: list[Cursor], k: Cursor, v: Cursor):
     # All loads are consumed before the CTA ends: compute waits for the products that read them.
 
 
-def load_q(context, work, consumer: int, cursor: Cursor):
+def load_q(context: Sm90ForwardContext, work: Work, consumer: int, cursor: Cursor):
     """Load one consumer's rows of Q."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait()
@@ -81,7 +83,7 @@ def load_q(context, work, consumer: int, cursor: Cursor):
     tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, consumer), ptr, cursor.barrier())
 
 
-def load_block(context, name: str, work, block: Int32, cursor: Cursor):
+def load_block(context: Sm90ForwardContext, name: str, work: Work, block: Int32, cursor: Cursor):
     """Load a block of K ("k") or V ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)

@@ -24,7 +24,7 @@ MANY = LaunchSizes._field_defaults["most_l2_groups"]
 LAST_SHARE = 0.64
 
 
-class Sm90Forward(plan.ForwardDirection):
+class Sm90Forward(plan.ForwardDirection[Sm90ForwardConfig]):
     """Forward plan on sm_90. tiles: replaces the row of the tile table, for tuning."""
 
     kernel = KERNEL

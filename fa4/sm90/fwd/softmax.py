@@ -15,10 +15,11 @@ from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
 from ...core.mask_bits import apply_mask
 from ...core.score import Softcap
-from ...core.traced import bind
+from ...core.traced import Traced, bind
 from ...core.vec_io import pack_half
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.device.scales import Scales
+from ...fwd.device.work import Work
 from ..fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,
@@ -28,6 +29,7 @@ from ..fragment import (
     row_in_warp,
     row_registers,
 )
+from .context import Sm90ForwardContext
 
 CHAINS = 4  # independent chains of a row's maximum and sum, to hide latency
 
@@ -51,15 +53,19 @@ class Softmax(Constant):
     `row_max_scaled`. first, stop: the row sees keys first <= key < stop.
     """
 
-    def __init__(self, context):
+    def __init__(self, context: Sm90ForwardContext):
         self.context = context
         self.row_max_scaled, self.total, self.row_max, self.factor = (
             cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(4)
         )
         self.first, self.stop = (cute.make_rmem_tensor(ROWS_PER_THREAD, Int32) for _ in range(2))
-        self.score_mod, self.mask_mod, self.dropout, self.rows, self.scales = None, None, None, (), None
+        self.score_mod: Traced | None = None
+        self.mask_mod: Traced | None = None
+        self.dropout: Dropout | None = None
+        self.rows: tuple[Int32, ...] = ()
+        self.scales: Scales | None = None
 
-    def reset(self, work, first_row: Int32) -> None:
+    def reset(self, work: Work, first_row: Int32) -> None:
         """Initialise the state for a work tile. first_row: of this warp, as a row of the sequence."""
         self.row_max_scaled.fill(-Float32.inf)
         self.total.fill(0.0)
@@ -138,7 +144,7 @@ class Softmax(Constant):
         firsts = [columns_below(self.first[r] - first_key) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
         return [apply_mask(x, firsts[r], columns_below(self.stop[r] - first_key)) for r, x in enumerate(rows)]
 
-    def finish(self, work, first_row: Int32) -> list[Float32]:
+    def finish(self, work: Work, first_row: Int32) -> list[Float32]:
         """Write each row's log-sum-exp. Returns the factors that normalise O; 0 for a row without keys or data."""
         norms = []
         for r in range(ROWS_PER_THREAD):
@@ -153,7 +159,7 @@ class Softmax(Constant):
             norms.append(functools.reduce(lambda a, b: a if b is None else a * b, factors, norm))
         return norms
 
-    def finish_empty(self, work, first_row: Int32) -> None:
+    def finish_empty(self, work: Work, first_row: Int32) -> None:
         """Write the log-sum-exp of rows that see no key."""
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
@@ -173,7 +179,7 @@ def mask_end(s: cute.Tensor, first_key: Int32, stop: cute.Tensor, tile_n: cutlas
 
 
 @cute.jit
-def update_row_max(softmax, row_maxes, has_grown: Boolean):
+def update_row_max(softmax: Softmax, row_maxes: list[Float32], has_grown: Boolean):
     """Raise `row_max_scaled` of the rows that have grown, if any row of the warp has. row_maxes: maxima of the block
     over this thread's part of its rows."""
     if has_grown:
@@ -206,7 +212,7 @@ def reduce_in_chains(values: list[Float32], combine) -> Float32:
 
 
 @cute.jit
-def write_lse(context, work, row: Int32, lse: Float32):
+def write_lse(context: Sm90ForwardContext, work: Work, row: Int32, lse: Float32):
     """Write log-sum-exp of a row, if the row exists; one of the four threads of the row writes."""
     if is_written(context.cfg, work, row) and cute.arch.lane_idx() % LANES_PER_ROW == 0:
         matrix = result(context, "lse", work)
