@@ -49,9 +49,8 @@ class Division(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90BackwardConfig(Sm90BackwardSteps):
-    """Two consumers with 64 keys each, which divide the dQ of a step. first_writer: see `tiles`."""
+    """Two consumers with 64 keys each, which divide the dQ of a step."""
 
-    first_writer: bool
     ctas: ClassVar[int] = 1
     cta_tile_n: ClassVar[int] = TILE_N
     cluster_tile_n: ClassVar[int] = TILE_N

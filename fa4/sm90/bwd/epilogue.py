@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.tma import wait_read
@@ -43,10 +43,10 @@ def dk_offset(context, work, consumer: Int32) -> Int32:
 def store_gradients(context, work, consumer: cutlass.Constexpr):
     """Store dV and dK of a consumer from shared to global memory; zeros if no query sees a key of the block."""
     cfg, index = context.cfg, consumer.index
-    if cutlass.const_expr(not cfg.stages_fit_dk):
+    if const_expr(not cfg.stages_fit_dk):
         # The last product of the other consumer may still read K (and V).
         cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=CONSUMERS * WARPGROUP)
-        if cutlass.const_expr(not cfg.overlaps_last_dq):
+        if const_expr(not cfg.overlaps_last_dq):
             stage_dv(context, consumer)
         address = context.smem.address("K") + dk_offset(context, work, index)
         to_smem(cfg, address, cfg.dk_tile, consumer.dk, context.args.scale)

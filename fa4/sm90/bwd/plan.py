@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 from ...bwd import plan
 from ...core.variant import Variant
+from ...pipeline.kernel import RoleKernel
 from ...runtime.choice import given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
@@ -23,7 +25,7 @@ from .wide.kernel import KERNEL as WIDE
 class Sm90Backward(plan.BackwardDirection):
     """Backward plan on sm_90. tiles: replaces the row of the tile table, for tuning."""
 
-    kernel = KERNEL
+    kernel: RoleKernel[Any] = KERNEL
 
     def __init__(
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None

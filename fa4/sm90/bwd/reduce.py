@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...bwd.device.semaphores import (
     claim_first_writer,
@@ -37,7 +37,7 @@ from .common.work import work_tile
 def reduce(context):
     cfg = context.cfg
     reducer = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - context.first_reduce_warp
-    if cutlass.const_expr(cfg.deterministic):
+    if const_expr(cfg.deterministic):
         add_in_order(context, reducer)
     elif reducer < cfg.dq_consumers:
         add_share(context, reducer)
@@ -49,7 +49,7 @@ def add_share(context, consumer: Int32):
     cfg, work = context.cfg, work_tile(context)
     dq = consume(context.ends("reduce").compute_reduce_dQ, consumer)
     cute.arch.griddepcontrol_wait()  # the statistics kernel clears the sums or their semaphores
-    if cutlass.const_expr(cfg.lists_by_head):
+    if const_expr(cfg.lists_by_head):
         for member in cutlass.range(cfg.group, unroll=1):
             of_head = work.of_head(context, member)
             for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
@@ -68,12 +68,12 @@ def add_step(context, consumer: Int32, work, dq: Cursor, head: Int32, m_block: I
     cfg = context.cfg
     block, is_first = work.row_block + m_block, Boolean(False)
     semaphore, state = None, None
-    if cutlass.const_expr(cfg.first_writer):
+    if const_expr(cfg.first_writer):
         semaphore = semaphore_ptr(work.sums(context)[1], block * cfg.semaphores + consumer, head)
         state = first_writer_state(semaphore)
     dq.wait()
     cute.arch.fence_proxy("async.shared", space="cta")  # here no product waits for it
-    if cutlass.const_expr(cfg.first_writer):
+    if const_expr(cfg.first_writer):
         is_first = claim_first_writer(semaphore, state)
     if is_first:
         start(bulk_store, context, work, block, head, consumer)
@@ -81,7 +81,7 @@ def add_step(context, consumer: Int32, work, dq: Cursor, head: Int32, m_block: I
         start(bulk_add, context, work, block, head, consumer)
     wait_read()
     dq.arrive()
-    if cutlass.const_expr(cfg.first_writer):  # noqa: SIM102  the outer condition is compile-time
+    if const_expr(cfg.first_writer):  # noqa: SIM102  the outer condition is compile-time
         if is_first:
             with cute.arch.elect_one():
                 wait_for_bulk_additions()
@@ -93,7 +93,7 @@ def add_in_order(context, reducer: Int32):
     """Add both shares of every `reducers`-th step, in the order of the semaphores."""
     cfg, work = context.cfg, work_tile(context)
     cute.arch.griddepcontrol_wait()  # the statistics kernel clears the semaphores
-    if cutlass.const_expr(cfg.lists_by_head):
+    if const_expr(cfg.lists_by_head):
         before = Int32(0)
         for member in cutlass.range(cfg.group, unroll=1):
             of_head = work.of_head(context, member)

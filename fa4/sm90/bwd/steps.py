@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ...bwd.device.work import first_member
 from ...pipeline.cursor import Cursor, consume, produce
@@ -42,7 +42,7 @@ class Cursors(NamedTuple):
 
     def next(self) -> Cursors:
         """Return the cursors of the next step."""
-        return Cursors(*(cursor.next() for cursor in self))
+        return Cursors._make(cursor.next() for cursor in self)
 
 
 def consumer_steps(work, consumer: Int32, cfg) -> WarpgroupSteps:
@@ -58,7 +58,7 @@ def consumer_steps(work, consumer: Int32, cfg) -> WarpgroupSteps:
 @cute.jit
 def all_steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work):
     """Run all steps of a block of keys (at least one)."""
-    if cutlass.const_expr(context.cfg.division is not Division.NONE):
+    if const_expr(context.cfg.division is not Division.NONE):
         steps(context, consumer, work, True)
     else:
         if consumer.index == 0:
@@ -75,12 +75,12 @@ def steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work, has_dq: 
     last_dq = DqCursor.before_first(ends.compute_reduce_dQ, cfg)
     cursors = Cursors(q, do, ds, consume(ends.compute_compute_dS), last_dq)
     wg_steps, begin_member = consumer_steps(work, consumer.index, cfg), first_member(context, work)
-    if cutlass.const_expr(cfg.trims):
+    if const_expr(cfg.trims):
         if (wg_steps.first > work.first) | (wg_steps.stop == work.first):
             skip(context, consumer, cursors, False)
         else:
             step(context, consumer, work, (Int32(0), work.first), cursors, True, False, True)
-    elif cutlass.const_expr(cfg.has_blocks):
+    elif const_expr(cfg.has_blocks):
         first_work = work.of_head(context, begin_member)
         if first_work.full_first > first_work.first:
             step(context, consumer, first_work, (begin_member, first_work.first), cursors, True, False, True)
@@ -91,16 +91,18 @@ def steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work, has_dq: 
     cursors = cursors.after_first()
     for member in cutlass.range(cfg.group, unroll=1):
         of_head, wg_of_head = work, wg_steps
-        if cutlass.const_expr(cfg.differs_by_head):
+        if const_expr(cfg.differs_by_head):
             of_head = work.of_head(context, member)
             wg_of_head = consumer_steps(of_head, consumer.index, cfg)
         first = of_head.first + cutlass.select_(member == begin_member, Int32(1), Int32(0))
-        if cutlass.const_expr(cfg.trims and cfg.group > 1):
+        if const_expr(cfg.trims and cfg.group > 1):
             for _ in cutlass.range(first, wg_of_head.first, unroll=1):
                 skip(context, consumer, cursors, has_dq)
                 cursors = cursors.next()
             first = cutlass.max(first, wg_of_head.first)
-        for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # partial blocks may be last
+        for half in cutlass.range(
+            2 if const_expr(cfg.has_left or cfg.folds) else 1, unroll=1
+        ):  # partial blocks may be last
             begin_partial, end_partial = wg_of_head.partial(half, first)
             for i in cutlass.range(begin_partial, end_partial, unroll=1):
                 step(context, consumer, of_head, (member, i), cursors, True, has_dq, False)
@@ -109,11 +111,11 @@ def steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work, has_dq: 
             for i in cutlass.range(begin_full, end_full, unroll=1):
                 step(context, consumer, of_head, (member, i), cursors, False, has_dq, False)
                 cursors = cursors.next()
-        if cutlass.const_expr(cfg.trims and cfg.folds):
+        if const_expr(cfg.trims and cfg.folds):
             for _ in cutlass.range(cutlass.max(first, wg_of_head.stop), of_head.stop, unroll=1):
                 skip(context, consumer, cursors, has_dq)
                 cursors = cursors.next()
-    if cutlass.const_expr(has_dq):
+    if const_expr(has_dq):
         finish(context, consumer, work, cursors)
     else:
         cursors.last_ds.wait()
@@ -137,7 +139,7 @@ def step(
     s, dp = cfg.scores.accumulator(), cfg.dp.accumulator()
     q.wait()
     cfg.scores.issue(s, consumer.k[None, None, None, 0], consumer.q[None, None, None, q.stage], False)
-    if cutlass.const_expr(is_first):
+    if const_expr(is_first):
         consume(consumer.ends.load_compute_V).wait()
     do.wait()
     cfg.dp.issue(dp, consumer.v[None, None, None, 0], consumer.do[None, None, None, do.stage], False)
@@ -158,7 +160,7 @@ def step(
     store_ds(context, ds.stage, consumer.index, packed_ds)
     cfg.dv.issue(consumer.dv, p_operand, consumer.do_columns[None, None, None, do.stage], True)
     ds.arrive()
-    if cutlass.const_expr(has_dq):
+    if const_expr(has_dq):
         last_ds.wait()
         dq = consumer.start_dq(last_ds, slice(1))
         wait(1)
@@ -183,13 +185,13 @@ def skip(context, consumer: cutlass.Constexpr[BackwardConsumer], cursors: Cursor
     """Run one step whose queries see none of this consumer's keys: its dS is zero. has_dq: see `step`."""
     q, do, ds, last_ds, last_dq = cursors
     q.wait()
-    if cutlass.const_expr(not has_dq):
+    if const_expr(not has_dq):
         consume(consumer.ends.load_compute_V).wait()
     do.wait()
     ds.wait()
     clear_ds(context, ds.stage, consumer.index)
     ds.arrive()
-    if cutlass.const_expr(has_dq):
+    if const_expr(has_dq):
         last_ds.wait()
         dq = consumer.start_dq(last_ds, slice(None))
         wait(0)

@@ -57,8 +57,7 @@ class ThreadOrderedBlocks(RowBlocks):
 class Sm90BackwardSteps(LaunchOrder):
     """Loop of a CTA over query blocks: what both kernels share. The fields are the compile key.
 
-    q_stages, stages, ds_stages: see `tiles`. Subclasses add `ds_tile`, `smem_used`, `semaphores` (per query block) and
-    `placement` (of a block's dQ sum). weight_exponent: see `bwd.blocks`.
+    q_stages, stages, ds_stages: see `tiles`. Subclasses add `ds_tile`. weight_exponent: see `bwd.blocks`.
 
     Raises:
         ValueError: the tiles do not fit in shared memory, or dS has one stage although it is read one step late.
@@ -68,7 +67,6 @@ class Sm90BackwardSteps(LaunchOrder):
     stages: int
     ds_stages: int
     smem_bytes: int
-    statistics_ahead: ClassVar[bool] = False  # registers can hold a statistic of all of a thread's queries
     weight_exponent: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -88,6 +86,26 @@ class Sm90BackwardSteps(LaunchOrder):
             list_rows=self.mods.block[0] if self.ordered_by_lists else 0, weight_exponent=self.weight_exponent,
             chained=self.chained,
         )  # fmt: skip
+
+    @property
+    def statistics_ahead(self) -> bool:
+        """True if registers can hold a statistic of all of a thread's queries beside its accumulators."""
+        return False
+
+    @property
+    def smem_used(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        raise NotImplementedError
+
+    @property
+    def semaphores(self) -> int:
+        """Counters per query block."""
+        raise NotImplementedError
+
+    @property
+    def placement(self) -> Placement:
+        """Layout of a block's dQ sum."""
+        raise NotImplementedError
 
     def cta_share(self, tma: TmaTile, block: Int32, rank: Int32, rows: Rows) -> Int32:
         """Return the tile that CTA `rank` loads of a block of rows: all of it."""

@@ -24,15 +24,15 @@ class LaunchOrder(BackwardVariant):
 
     tile_m: queries per step. sms: CTAs that the chip runs at a time. pairs_per_group: pairs in an L2 group, for ordered
     ascending key blocks; None: see `l2_group_that_follows`. chained: key blocks add to several sums of a query block's
-    dQ, see `chains`.
+    dQ, see `chains`. first_writer: see `tiles`.
     """
 
     tile_m: int
     sms: int
     pairs_per_group: int | None
     chained: bool = False
+    first_writer: bool = False
     column_unit: ClassVar[int] = K_PER_MMA
-    first_writer: ClassVar[bool] = False
 
     @property
     def differs_by_head(self) -> bool:

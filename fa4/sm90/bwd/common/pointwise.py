@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -50,7 +51,8 @@ class Statistic:
     Loaded in advance if registers can hold all, else four at a time at their first use."""
 
     def __init__(self, pointer: cute.Pointer, cfg) -> None:
-        self.pointer, self.loaded = pointer, {}
+        self.pointer = pointer
+        self.loaded: dict[int, Any] = {}
         if cfg.statistics_ahead:
             for first in range(0, cfg.tile_m // 4, 4):
                 self[first]

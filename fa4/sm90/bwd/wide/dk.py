@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
@@ -67,13 +67,15 @@ def step(
     cfg.dp.issue(dp, consumer.v[None, None, None, 0], consumer.do[None, None, None, cursors.do.stage], False)
     cursors.q.wait()
     minus_delta = Statistic(rows_of(context, cursors.q.stage) + cfg.tile_m, cfg)
-    ds = cursors.p.at_iteration_of(produce(ends.dK_compute_dSother if cfg.ctas == 2 else ends.dK_compute_dS))
+    ds = cursors.p.at_iteration_of(
+        produce(ends.dK_compute_dSother if const_expr(cfg.ctas == 2) else ends.dK_compute_dS)
+    )
     cursors.p.wait()
     p = load_p(context, cursors.p.stage, cute.size(dp))
     ds.wait()
     wait(0)
     shrink = Float32(2.0**-WEIGHT_EXPONENT)  # P is larger by the inverse; -delta is scaled likewise
-    if cutlass.const_expr(cfg.has_dropout):
+    if const_expr(cfg.has_dropout):
         factors = dropout_factors(p, args.mods.dropout.scale * shrink)
         p = [cute.arch.fmax(x, -x) for x in p]
     else:
@@ -86,6 +88,6 @@ def step(
     fill(ds_operand, packed_ds)
     cfg.dk.issue(consumer.total, ds_operand, consumer.q_columns[None, None, None, cursors.q.stage], True)
     cursors.p.at_iteration_of(produce(ends.dK_compute_dS)).arrive()
-    if cutlass.const_expr(cfg.ctas == 2):
+    if const_expr(cfg.ctas == 2):
         send_ds(context, ds)
     finish_step(context, consumer, work, cursors, has_dq)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ....core.dropout import apply_dropout
 from ....core.scoring import Scoring
@@ -33,7 +33,7 @@ def dv(context):
         cute.arch.griddepcontrol_wait()  # the statistics kernel clears the dQ sums
         all_steps(context, consumer, work, produce(consumer.ends.dV_dK_P))
     scale = Float32(2.0**-WEIGHT_EXPONENT)
-    if cutlass.const_expr(context.cfg.has_dropout):
+    if const_expr(context.cfg.has_dropout):
         scale = scale * context.args.mods.dropout.scale
     store_gradient(context, consumer, work, "dv", scale)
 
@@ -68,12 +68,12 @@ def step(
     s = cfg.scores.accumulator()
     cursors.q.wait()
     cfg.scores.issue(s, consumer.k[None, None, None, 0], consumer.q[None, None, None, cursors.q.stage], False)
-    bounds = query_bounds(work, m_block) if cutlass.const_expr(is_partial) else None
+    bounds = query_bounds(work, m_block) if const_expr(is_partial) else None
     keep_bits = keep_bits_at(context, work, head, m_block)
     cursors.p.wait()
     wait(0)
     p, p_for_ds = compute_p(context, s, Statistic(rows_of(context, cursors.q.stage), cfg), bounds)
-    if cutlass.const_expr(keep_bits is not None):
+    if const_expr(keep_bits is not None):
         p_for_ds, p = sign_dropped(p_for_ds, keep_bits), [apply_dropout(*keep_bits.bit(i), x) for i, x in enumerate(p)]
     store_p(context, cursors.p.stage, p_for_ds)
     cursors.p.arrive()

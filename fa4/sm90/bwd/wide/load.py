@@ -7,8 +7,8 @@ Signals: load_compute_{K,V,Q,dO}.full; in a pair load_compute_Kother.full
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ....core.sequence import clamp_tile, sequence_matrix
 from ....pipeline.cursor import Cursor, produce
@@ -22,7 +22,7 @@ def load(context):
     work = work_tile(context)
     if work.steps > 0:
         load_keys(context, work, "K")
-        if cutlass.const_expr(context.cfg.ctas == 2):
+        if const_expr(context.cfg.ctas == 2):
             load_peer_keys(context, produce(context.ends("load").load_compute_Kother), work)
     load_steps(context, work)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ....bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
 from ....core.vec_io import load_vec, store_vec
@@ -28,7 +28,7 @@ AHEAD = 2  # steps
 @cute.jit
 def acquire(context):
     cute.arch.griddepcontrol_wait()  # the statistics kernel clears the semaphores
-    if cutlass.const_expr(context.cfg.ascending_order):
+    if const_expr(context.cfg.ascending_order):
         wait_for_distance(context)
     for_each_step(context, acquire_order, produce(context.ends("acquire").acquire_compute_order))
 

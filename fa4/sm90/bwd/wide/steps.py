@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ....core.constant import Constant
 from ....pipeline.cursor import Cursor, consume
@@ -61,7 +61,7 @@ def finish_step(
 ):
     """End a step; with has_dq, compute and add dQ of the step before."""
     share = consumer.share
-    if cutlass.const_expr(has_dq):
+    if const_expr(has_dq):
         dq = share.start(cursors.last_ds)
         wait(share.products)
         consumer.release(cursors)
@@ -85,9 +85,11 @@ def all_steps(context, consumer: cutlass.Constexpr[WideConsumer], work, p: Curso
     for member in cutlass.range(cfg.group, unroll=1):
         head, of_head = work.head_kv * cfg.group + member, work.of_head(context, member)
         first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
-        if cutlass.const_expr(consumer.applies_mask):
+        if const_expr(consumer.applies_mask):
             wg_steps = warpgroup_steps(of_head)
-            for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # partial blocks may be last
+            for half in cutlass.range(
+                2 if const_expr(cfg.has_left or cfg.folds) else 1, unroll=1
+            ):  # partial blocks may be last
                 begin_partial, end_partial = wg_steps.partial(half, first)
                 for i in cutlass.range(begin_partial, end_partial, unroll=1):
                     m_block = of_head.block(i)
