@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fa4.torch_ops.ops import unmasked_pairs
+from fa4.torch_ops.flops import unmasked_pairs
 
 HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 

@@ -121,3 +121,15 @@ def test_sequential_sums_add_their_terms_in_order(seed):
         reference.backward(*arguments, precise=False), reference.backward(*arguments, precise=False, sequential=True)
     ):
         assert x is None or (not torch.equal(x, y) and torch.allclose(x, y, rtol=1e-4, atol=1e-5))
+
+
+def test_most_keys_counts_what_a_query_sees(seed):
+    for case, expected in (
+        (Case("causal", seqlen_q=3, seqlen_k=7, head_dim=4, causal=True), 7),
+        (Case("window", seqlen_q=3, seqlen_k=7, head_dim=4, window_size=(1, 0)), 2),
+        (Case("one", seqlen_q=3, seqlen_k=7, head_dim=4, window_size=(0, 0)), 1),
+        (Case("varlen", lengths=((3, 4), (5, 6), (2, 0)), head_dim=4), 6),
+        (Case("none", lengths=((3, 0),), head_dim=4), 0),
+    ):
+        problem = make(case, seed)
+        assert reference.most_keys(problem.inputs, problem.spec) == expected, case.name

@@ -193,12 +193,24 @@ def unreached(
     alone_q, alone_k = (torch.ones(x.shape[:-2], dtype=torch.bool, device=x.device) for x in (inputs.q, inputs.k))
     for seq in sequences(inputs):
         rows_q, rows_k = seq.select(alone_q, seq.q_rows, inputs.varlen), seq.select(alone_k, seq.k_rows, inputs.varlen)
-        visible = mask(spec, len(rows_q), len(rows_k), inputs.q.device)
-        if functions.mask is not None:
-            shape = spec.heads_q, len(rows_q), len(rows_k)
-            visible = visible & functions.mask_bits(shape, seq.index, inputs.q.device).any(dim=0)
+        visible = _visible(inputs, spec, functions, seq).any(dim=0)
         rows_q.copy_(~visible.any(dim=1)), rows_k.copy_(~visible.any(dim=0))
     return alone_q, alone_k
+
+
+def most_keys(inputs: AttentionInputs, spec: AttentionSpec, functions: Functions = _NO_FUNCTIONS) -> int:
+    """Return the largest number of keys that a query sees."""
+    counts = (_visible(inputs, spec, functions, seq).sum(dim=2) for seq in sequences(inputs))
+    return max((int(count.max()) for count in counts if count.numel()), default=0)
+
+
+def _visible(inputs: AttentionInputs, spec: AttentionSpec, functions: Functions, seq: BatchSequence) -> Tensor:
+    """Visible pairs of a sequence: bool, (heads or 1, queries, keys)."""
+    rows_q, rows_k = (rows.stop - rows.start for rows in (seq.q_rows, seq.k_rows))
+    visible = mask(spec, rows_q, rows_k, inputs.q.device)[None]
+    if functions.mask is None:
+        return visible
+    return visible & functions.mask_bits((spec.heads_q, rows_q, rows_k), seq.index, inputs.q.device)
 
 
 def forward(

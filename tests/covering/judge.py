@@ -38,7 +38,7 @@ def judge(
     unreached = reference.unreached(problem.inputs, problem.spec, functions)
     results = {**results, "lse": _with_sinks(problem, lse, unreached[0])}
     # The gradients of q and k of a query that sees one key are rounding alone, of which one draw tells little.
-    has_one_key = problem.inputs.max_seqlen_k == 1
+    has_one_key = reference.most_keys(problem.inputs, problem.spec, functions) <= 1
     verdict = cases.judge_by_draws(results, references, problem, cases.other_draws(problem), long_tails=has_one_key)
     return [
         replace(one, stray=_stray(results[one.name], unreached[_ROWS[one.name]])) if one.name in _ROWS else one
