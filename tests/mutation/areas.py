@@ -160,6 +160,7 @@ AREAS = (
             "fa4/torch_ops/signature.py",
             "fa4/runtime/torch_internals.py",
             "fa4/torch_ops/ops.py",
+            "fa4/torch_ops/flops.py",
             "fa4/torch_ops/autograd.py",
             "fa4/runtime/spec.py",
             "fa4/torch_ops/batching.py",
