@@ -100,8 +100,8 @@ class _Arithmetic:
         if not self.sequential:
             return a @ b
         total = a.new_zeros(*a.shape[:-1], b.shape[-1])
-        for column, row in zip(a.split(1, -1), b.split(1, -2)):
-            total.addcmul_(column, row)
+        for i in range(a.shape[-1]):
+            total.addcmul_(a[..., i : i + 1], b[..., i : i + 1, :])
         return total
 
     def scores(self, a: Tensor, b: Tensor) -> Tensor:
