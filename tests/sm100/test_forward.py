@@ -226,7 +226,7 @@ def test_small_logits_under_a_softcap(seed):
 
 
 def test_public_function_dispatches_here(seed):
-    check_the_public_function_comes_here(KERNELS, CASES["causal"], "causal", seed)
+    check_the_public_function_comes_here(KERNELS, CASES["causal"], "dynamic for all others", seed)
 
 
 @pytest.mark.parametrize("number", [100, 103])
