@@ -19,6 +19,8 @@ WIDE = Case(
 WIDE_IN_ORDER = replace(WIDE, name="wide_in_order", deterministic=True)
 # Without pairs; columns of dQ that one of the warpgroups has alone.
 WIDE_KEYS = Case("wide_keys", seqlen_q=90, seqlen_k=170, head_dim=192, head_dim_v=128, dropout_p=0.5)
+# Three query heads of a key/value head take four rows of a tile where a query's heads are padded.
+PADDED_HEADS = Case("padded_heads", seqlen_q=5, seqlen_k=150, heads_q=3, heads_kv=1, dropout_p=0.3)
 DENSE = Case("dense", batch=2, seqlen_q=200, seqlen_k=333, heads_q=4, head_dim=128, causal=True, dropout_p=0.1)
 
 

@@ -6,7 +6,16 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from fa4.emulator import emulate
-from tests.dropout import DENSE, PACKED, WIDE, WIDE_IN_ORDER, WIDE_KEYS, assert_bits, assert_right_with_dropout
+from tests.dropout import (
+    DENSE,
+    PACKED,
+    PADDED_HEADS,
+    WIDE,
+    WIDE_IN_ORDER,
+    WIDE_KEYS,
+    assert_bits,
+    assert_right_with_dropout,
+)
 
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 HOPPERS = (WIDE, WIDE_IN_ORDER, WIDE_KEYS)
@@ -15,7 +24,7 @@ SOAK_ONLY = (DENSE, WIDE_IN_ORDER, WIDE_KEYS)
 
 def _results():
     for backend in CHIPS:
-        for case in (PACKED, DENSE, *(HOPPERS if backend == "sm90" else ())):
+        for case in (PACKED, PADDED_HEADS, DENSE, *(HOPPERS if backend == "sm90" else ())):
             marks = [pytest.mark.soak] * (case in SOAK_ONLY)
             yield pytest.param(backend, case, marks=marks, id=f"{backend}-{case}")
 
