@@ -13,13 +13,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fa4"
 FOLDERS = ("core", "fwd", "bwd", "pipeline", "sm80", "sm90", "sm100")
-EXEMPT: tuple[str, ...] = ()  # folders or files that do not keep the rule yet
-FILES = [
-    path
-    for folder in FOLDERS
-    for path in sorted((PACKAGE / folder).rglob("*.py"))
-    if not path.relative_to(PACKAGE).as_posix().startswith(EXEMPT)
-]
+FILES = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
 
 
 def is_compiled(function: ast.FunctionDef) -> bool:

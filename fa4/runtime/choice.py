@@ -1,4 +1,4 @@
-"""Choice of tuned values: ordered tables of rules, of which the first whose condition holds gives the row.
+"""Choice of tuned values: ordered tables of rules. The first rule whose condition holds gives the row.
 
 Nothing changes a row afterwards. Columns that follow from independent facts have tables of their own.
 """
