@@ -158,6 +158,22 @@ class SparseBlocks(Constant):
         return entry * self.ratio + clamped % self.ratio
 
 
+BlockIterator = ReverseRange | SparseBlocks
+"""Iterator over the blocks of a work item: the configuration tells which."""
+
+
+def range_blocks(block_iter: BlockIterator) -> Blocks:
+    """Return the blocks of an iterator without a block mask."""
+    assert isinstance(block_iter, ReverseRange)
+    return block_iter.blocks
+
+
+def sparse_blocks(block_iter: BlockIterator) -> SparseBlocks:
+    """Return the iterator of a block mask."""
+    assert isinstance(block_iter, SparseBlocks)
+    return block_iter
+
+
 @cute.jit
 def entries_below(bound: Int32, entries: cute.Tensor, count: Int32) -> Int32:
     """Whole warp: count how many of the first `count` ascending entries are less than `bound`."""

@@ -23,7 +23,7 @@ from ..core.captured_grads import CapturedGrads
 from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
-from ..core.mask import Band, Blocks, ReverseRange, SparseBlocks
+from ..core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks, range_blocks, sparse_blocks
 from ..core.rows import first_row_block
 from ..core.scoring import Scoring
 from ..core.sequence import extent, sequence_matrix
@@ -87,7 +87,7 @@ def work_on_keys(args: Sm80BackwardArguments, cfg: cutlass.Constexpr[Sm80Backwar
         column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m
         rows = rows_q.count * cfg.group
         exists = n_block * tiles.tile_n < rows_k.count if const_expr(cfg.lengths_vary) else None
-        block_iter: ReverseRange | SparseBlocks = SparseBlocks.of(
+        block_iter: BlockIterator = SparseBlocks.of(
             args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m, exists
         )
     else:
@@ -132,13 +132,13 @@ def process_tile(work: Sm80BackwardWork):
         load_keys(work, memory)
         load_queries(work, memory, block_iter.block(block_iter.start()), 0)
         if const_expr(cfg.has_blocks):
-            block_iter = work.sparse_blocks
+            block_iter = sparse_blocks(work.block_iter)
             for i in cutlass.range(block_iter.masked, unroll=1):
                 step(work, memory, products, i, i, True)
             for i in cutlass.range(block_iter.count - block_iter.masked, unroll=1):
                 step(work, memory, products, block_iter.masked + i, block_iter.masked + i, False)
         else:
-            blocks = work.blocks
+            blocks = range_blocks(work.block_iter)
             for i in cutlass.range(blocks.stop - blocks.first, unroll=1):
                 step(work, memory, products, blocks.stop - 1 - i, i, True)
 

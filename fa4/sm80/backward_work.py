@@ -11,7 +11,7 @@ from cutlass.memory import SmemAllocator
 from ..core.captured_grads import CapturedGrads
 from ..core.constant import Constant
 from ..core.dropout import Dropout
-from ..core.mask import Band, Blocks, ReverseRange, SparseBlocks
+from ..core.mask import Band, BlockIterator
 from ..core.traced import Traced
 from .arguments import Sm80BackwardArguments
 from .config import Sm80BackwardConfig
@@ -38,25 +38,13 @@ class Sm80BackwardWork(Constant):
     mask_mod: Traced | None
     captured: CapturedGrads | None
     dropout: Dropout | None
-    block_iter: ReverseRange | SparseBlocks  # over tiles of query rows
+    block_iter: BlockIterator  # over tiles of query rows
     q: cute.Tensor
     dout: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
     dk: cute.Tensor
     dv: cute.Tensor
-
-    @property
-    def blocks(self) -> Blocks:
-        """Tiles of query rows, without a block mask."""
-        assert isinstance(self.block_iter, ReverseRange)
-        return self.block_iter.blocks
-
-    @property
-    def sparse_blocks(self) -> SparseBlocks:
-        """Tiles of query rows, of a block mask."""
-        assert isinstance(self.block_iter, SparseBlocks)
-        return self.block_iter
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..core.cache import Keys, Paged, Strided
 from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
-from ..core.mask import Band, Blocks, ReverseRange, SparseBlocks
+from ..core.mask import Band, BlockIterator, ReverseRange, SparseBlocks, range_blocks, sparse_blocks
 from ..core.score import Softcap
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
@@ -61,7 +61,7 @@ class Sm80ForwardWork(Constant):
     score_mod: Traced | None
     mask_mod: Traced | None
     dropout: Dropout | None
-    block_iter: ReverseRange | SparseBlocks  # over key blocks; with split-KV, over this CTA's part
+    block_iter: BlockIterator  # over key blocks; with split-KV, over this CTA's part
     q: cute.Tensor
     k: Strided | Paged
     v: Strided | Paged
@@ -71,18 +71,6 @@ class Sm80ForwardWork(Constant):
     @property
     def first_row(self) -> Int32:
         return self.m_block * self.cfg.tiles.tile_m
-
-    @property
-    def blocks(self) -> Blocks:
-        """Key blocks, without a block mask."""
-        assert isinstance(self.block_iter, ReverseRange)
-        return self.block_iter.blocks
-
-    @property
-    def sparse_blocks(self) -> SparseBlocks:
-        """Key blocks, of a block mask."""
-        assert isinstance(self.block_iter, SparseBlocks)
-        return self.block_iter
 
     @property
     def scale(self) -> Float32:
@@ -153,7 +141,7 @@ def work_on_queries(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80Forwa
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
             exists = Boolean(True) if const_expr(cfg.lengths_vary) else None
-            block_iter: ReverseRange | SparseBlocks = SparseBlocks.of(
+            block_iter: BlockIterator = SparseBlocks.of(
                 args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n, exists
             )
         else:
@@ -206,14 +194,14 @@ def process_tile(work: Sm80ForwardWork):
             if const_expr(stage + 1 < stages):
                 load(work, work.v, tile.s_v, block_iter.ahead(block_iter.start(), stage), stage, stage == 0)
         if const_expr(cfg.has_blocks):
-            block_iter = work.sparse_blocks
+            block_iter = sparse_blocks(work.block_iter)
             for i in cutlass.range(block_iter.masked, unroll=1):
                 step(work, tile, i, True)
             for i in cutlass.range(block_iter.count - block_iter.masked, unroll=1):
                 step(work, tile, block_iter.masked + i, False)
         else:
             # Blocks masked by the right bound or the end of the keys, full blocks, blocks masked by the left bound.
-            blocks = work.blocks
+            blocks = range_blocks(work.block_iter)
             for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
                 step(work, tile, blocks.stop - 1 - i, True)
             for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):

@@ -8,7 +8,7 @@ import cutlass
 from cutlass import Boolean, Int32
 
 from ...core.cache import Keys
-from ...core.mask import Band, Blocks, ReverseRange, SparseBlocks
+from ...core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks
 from ...core.sequence import Rows
 from ..context import ForwardContext
 
@@ -27,19 +27,7 @@ class Work(NamedTuple):
     k: Rows
     keys: Keys  # location of the key rows
     mask: Band
-    block_iter: ReverseRange | SparseBlocks  # over the key blocks
-
-    @property
-    def blocks(self) -> Blocks:
-        """Key blocks, without a block mask."""
-        assert isinstance(self.block_iter, ReverseRange)
-        return self.block_iter.blocks
-
-    @property
-    def sparse_blocks(self) -> SparseBlocks:
-        """Key blocks, of a block mask."""
-        assert isinstance(self.block_iter, SparseBlocks)
-        return self.block_iter
+    block_iter: BlockIterator  # over the key blocks
 
     @property
     def count(self) -> Int32:
@@ -59,7 +47,7 @@ def work_tile(context: ForwardContext, index: Int32) -> Work:
     right = args.right if cfg.has_right else None
     mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.slots)
     head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
-    block_iter: ReverseRange | SparseBlocks
+    block_iter: BlockIterator
     if cfg.has_blocks:
         block_q, block_k = cfg.mods.block
         row, ratio = m_block // (block_q // cfg.rows), block_k // cfg.tile_n

@@ -19,6 +19,7 @@ from ...core.constant import Constant
 from ...core.dropout import Dropout, apply_dropout
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
+from ...core.mask import range_blocks, sparse_blocks
 from ...core.mask_bits import apply_mask
 from ...core.score import Softcap
 from ...core.traced import Traced, bind
@@ -56,7 +57,7 @@ def softmax(context: Sm100ForwardContext):
         if work.count > 0:
             row_keys = RowKeys.of(context, work, row, query)
             if const_expr(cfg.has_blocks):
-                block_iter = work.sparse_blocks
+                block_iter = sparse_blocks(work.block_iter)
                 for i in cutlass.range(block_iter.masked, unroll=1):
                     block = row_keys.in_block(block_iter.block(i))
                     state = step(context, ends, tile, s, state, block, True)
@@ -70,7 +71,7 @@ def softmax(context: Sm100ForwardContext):
                     state = step(context, ends, tile, s, state, block, True)
                     s = s.next()
             else:
-                blocks = work.blocks
+                blocks = range_blocks(work.block_iter)
                 for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
                     block = row_keys.in_block(blocks.stop - 1 - i)
                     state = step(context, ends, tile, s, state, block, True)

@@ -15,6 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from ...core.mask import range_blocks
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.ends import Ends
@@ -65,7 +66,8 @@ def key_block(context: Sm100ForwardContext, work: Work, i: Int32) -> Int32:
     `sawtooth`, every other work tile takes its unmasked blocks in ascending order."""
     if context.cfg.has_blocks:
         return work.block_iter.block(i)
-    b, descending = work.blocks, work.blocks.stop - 1 - i
+    b = range_blocks(work.block_iter)
+    descending = b.stop - 1 - i
     if not context.cfg.sawtooth:
         return Int32(descending)
     is_ascending = Boolean(work.index // context.args.order.stride % 2 == 1)

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.constant import Constant
-from ...core.mask import Blocks, SparseBlocks
+from ...core.mask import Blocks, SparseBlocks, range_blocks, sparse_blocks
 from ...core.sequence import sequence_matrix
 from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.device.rows import is_written, query_of, result, row_coord_of
@@ -74,12 +74,12 @@ def compute(context: Sm90ForwardContext):
                 if const_expr(not cfg.o_over_q):
                     q.arrive()
             if const_expr(cfg.has_blocks):
-                k, v = loop_lists(consumer, softmax, work.sparse_blocks, q, k, v)
+                k, v = loop_lists(consumer, softmax, sparse_blocks(work.block_iter), q, k, v)
                 has_o = Boolean(work.count > 1)
             else:
                 blocks = consumer.blocks(work)
                 if const_expr(consumer.trims):
-                    k, v = skip_blocks(consumer, work.blocks.stop - blocks.stop, k, v)
+                    k, v = skip_blocks(consumer, range_blocks(work.block_iter).stop - blocks.stop, k, v)
                 k, v = loop_band(consumer, softmax, work, blocks, q, k, v)
                 has_o = Boolean(blocks.stop - blocks.first > 1)
             if const_expr(not (cfg.holds_q or cfg.o_over_q)):
@@ -194,7 +194,7 @@ class ForwardConsumer(Constant):
 
     def blocks(self, work: Work) -> Blocks:
         """Return the key blocks of a work tile that the consumer's rows see (at least one), and which are unmasked."""
-        of_tile = work.blocks
+        of_tile = range_blocks(work.block_iter)
         if not self.trims:
             return of_tile
         index = self.row_tile(work)
