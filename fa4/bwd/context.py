@@ -15,3 +15,7 @@ class BackwardContext(Context):
 
     args: BackwardKernelArguments
     cfg: BackwardVariant
+
+    @property
+    def first_reduce_warp(self) -> int:
+        return self.channels.roles["reduce"].warps[0]

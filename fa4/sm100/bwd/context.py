@@ -17,7 +17,3 @@ class Sm100BackwardContext(BackwardContext):
     tmem: tmem.TmemMap | None = None
     dq_staging: int = 1  # named barriers; 0 is the barrier of the CTA
     gradient_staged: int = 2  # and 3: one per compute warpgroup
-
-    @property
-    def first_reduce_warp(self) -> int:
-        return self.channels.roles["reduce"].warps[0]

@@ -12,12 +12,13 @@ import cutlass.cute as cute
 from ...pipeline.cursor import consume
 from .common.work import work_tile
 from .consumer import BackwardConsumer
+from .context import Sm90BackwardContext
 from .epilogue import stage_gradients, store_gradients
 from .steps import all_steps
 
 
 @cute.jit
-def compute(context):
+def compute(context: Sm90BackwardContext):
     work, consumer = work_tile(context), BackwardConsumer(context)
     consumer.dv.fill(0.0)
     consumer.dk.fill(0.0)

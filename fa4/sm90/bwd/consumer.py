@@ -11,12 +11,13 @@ from ...pipeline.smem import PANEL_ROW_BYTES
 from ..wgmma import ROWS
 from .common.config import CONSUMERS
 from .config import Division
+from .context import Sm90BackwardContext
 
 
 class BackwardConsumer(Constant):
     """Channels, operands of the products, and the dV and dK accumulators of a consumer, created once."""
 
-    def __init__(self, context):
+    def __init__(self, context: Sm90BackwardContext):
         cfg = context.cfg
         self.cfg, self.ends = cfg, context.ends("compute")
         self.index = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // WARPS_PER_WARPGROUP

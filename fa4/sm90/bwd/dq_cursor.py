@@ -16,6 +16,7 @@ from ...core.vec_io import bits, store_vec
 from ...pipeline.ends import End
 from .common.config import WARPGROUP
 from .config import Sm90BackwardConfig
+from .context import Sm90BackwardContext
 
 
 class DqCursor:
@@ -36,7 +37,7 @@ class DqCursor:
         reducer, phase = cutlass.select_(wraps, Int32(0), reducer), self.phase ^ Int32(wraps)
         return DqCursor(self.end, self.cfg, reducer, phase)
 
-    def store(self, context, consumer: Int32, dq: list[cute.Tensor]) -> None:
+    def store(self, context: Sm90BackwardContext, consumer: Int32, dq: list[cute.Tensor]) -> None:
         """Wait until the dQ of this step has left the consumer's buffer, then store the next dQ there: four elements of
         every thread, then the next four."""
         values = [product[i] for product in dq for i in range(cute.size(product))]

@@ -10,9 +10,11 @@ from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.tma import wait_read
 from .common.config import CONSUMERS, WARPGROUP
 from .common.epilogue import store, to_smem
+from .common.work import Sm90BackwardWork
+from .context import Sm90BackwardContext
 
 
-def stage_gradients(context, work, consumer) -> None:
+def stage_gradients(context: Sm90BackwardContext, work: Sm90BackwardWork, consumer) -> None:
     """Whole warpgroup, after both consumers have stored dS of their last step: store dV, and dK if stages can hold it,
     to shared memory. V is not read after this, nor are the stages of Q and dO behind those of the last step."""
     cfg, scale = context.cfg, context.args.scale
@@ -24,12 +26,12 @@ def stage_gradients(context, work, consumer) -> None:
         )
 
 
-def stage_dv(context, consumer) -> None:
+def stage_dv(context: Sm90BackwardContext, consumer) -> None:
     cfg, address = context.cfg, context.smem.address("V")
     to_smem(cfg, address + consumer.index * cfg.dv_tile.nbytes, cfg.dv_tile, consumer.dv, Float32(1.0))
 
 
-def dk_offset(context, work, consumer: Int32) -> Int32:
+def dk_offset(context: Sm90BackwardContext, work: Sm90BackwardWork, consumer: Int32) -> Int32:
     """Return the byte offset from K of a consumer's dK: in a stage of Q (first consumer) or dO (second), or in K."""
     cfg, offsets, steps = context.cfg, context.smem.offsets, work.steps
     if not cfg.stages_fit_dk:
@@ -40,7 +42,7 @@ def dk_offset(context, work, consumer: Int32) -> Int32:
 
 
 @cute.jit
-def store_gradients(context, work, consumer: cutlass.Constexpr):
+def store_gradients(context: Sm90BackwardContext, work: Sm90BackwardWork, consumer: cutlass.Constexpr):
     """Store dV and dK of a consumer from shared to global memory; zeros if no query sees a key of the block."""
     cfg, index = context.cfg, consumer.index
     if const_expr(not cfg.stages_fit_dk):

@@ -11,8 +11,6 @@ and the last one start while the kernel before still runs (PDL), and wait where 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...bwd.launch import BackwardKernel
 from ...pipeline import kernel as kernels
 from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Every
@@ -22,6 +20,7 @@ from .common.config import CONSUMERS
 from .common.load import load
 from .compute import compute
 from .config import REDUCERS, Division, Sm90BackwardConfig
+from .context import Sm90BackwardContext
 from .reduce import reduce
 
 ROLES = RoleTable(
@@ -67,13 +66,4 @@ def smem_map(cfg: Sm90BackwardConfig, table: ChannelTable) -> SmemMap:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Context(kernels.Context):
-    """Context of a role's body."""
-
-    first_reduce_warp: int = ROLES["reduce"].warps[0]
-    last_dq: int = 1  # named barriers; 0 is the CTA barrier
-    gradients_staged: int = 2  # and 3: one per consumer
-
-
-KERNEL = BackwardKernel("sm90.backward", channels, smem_map, Context, overlap=kernels.Overlap.ROLES)
+KERNEL = BackwardKernel("sm90.backward", channels, smem_map, Sm90BackwardContext, overlap=kernels.Overlap.ROLES)

@@ -19,6 +19,8 @@ from ...core.vec_io import store_vec
 from ..fragment import LANES_PER_ROW, first_column, row_registers
 from .common.config import WARPGROUP
 from .common.pointwise import KeepBits, Statistic, keep_bits_at, own_keys, p_of, pack, query_bounds, query_of, softcap
+from .common.work import Sm90BackwardWork
+from .context import Sm90BackwardContext
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class StepScores(Constant):
     keep_bits: KeepBits | None = None
 
 
-def step_scores(context, work, coord: tuple[Int32, Int32], is_partial: bool) -> StepScores:
+def step_scores(
+    context: Sm90BackwardContext, work: Sm90BackwardWork, coord: tuple[Int32, Int32], is_partial: bool
+) -> StepScores:
     """Return the context of a step at (query head of the group, step). is_partial: some query may miss some key."""
     cfg, args = context.cfg, context.args
     if cfg.mods is None and not is_partial:
@@ -71,7 +75,7 @@ def to_accumulator_order(grouped: list[list]) -> list:
     return [grouped[i // 2 % 2][query_of(i)] for i in range(2 * len(grouped[0]))]
 
 
-def mask_missing(x: list[Float32], work) -> list[Float32]:
+def mask_missing(x: list[Float32], work: Sm90BackwardWork) -> list[Float32]:
     """Return the elements with -inf for keys that do not exist."""
     values = cute.make_rmem_tensor(len(x), Float32)
     for i, value in enumerate(x):
@@ -81,7 +85,7 @@ def mask_missing(x: list[Float32], work) -> list[Float32]:
 
 
 @cute.jit
-def _mask_missing(x: cute.Tensor, work):
+def _mask_missing(x: cute.Tensor, work: Sm90BackwardWork):
     """Mask in place; only the CTA of the last keys has missing keys."""
     if (work.n_block + 1) * work.mask.tile_n > work.k.count:
         keys = own_keys(work)
@@ -89,12 +93,12 @@ def _mask_missing(x: cute.Tensor, work):
             x[i] = Float32(cutlass.select_(keys[i // 2 % 2] < work.k.count, x[i], -Float32.inf))
 
 
-def scoring(context, scores: StepScores) -> Scoring:
+def scoring(context: Sm90BackwardContext, scores: StepScores) -> Scoring:
     """Return the stages that the scores of a step pass through."""
     return Scoring(softcap(context), scores.score, scores.mask)
 
 
-def compute_p(context, s: cute.Tensor, minus_lse: Statistic, scores: StepScores) -> list[Float32]:
+def compute_p(context: Sm90BackwardContext, s: cute.Tensor, minus_lse: Statistic, scores: StepScores) -> list[Float32]:
     """Return P^T. With softcap or score_mod, also replace `s` by the unmasked logits."""
     cfg, stages = context.cfg, scoring(context, scores)
     for i, x in enumerate(logits_of(stages, s, cfg.tile_m)):
@@ -114,7 +118,12 @@ def logits_of(stages: Scoring, s: cute.Tensor, queries: int) -> list[Float32]:
 
 
 def compute_ds(
-    context, s: cute.Tensor, p: list[Float32], minus_delta: Statistic, dp: cute.Tensor, scores: StepScores
+    context: Sm90BackwardContext,
+    s: cute.Tensor,
+    p: list[Float32],
+    minus_delta: Statistic,
+    dp: cute.Tensor,
+    scores: StepScores,
 ) -> list[Int32]:
     """Return dS^T, rounded, two elements per register. s: from `compute_p`."""
     stages = scoring(context, scores)
@@ -128,13 +137,13 @@ def compute_ds(
     return pack(ds, context.cfg.dtype)
 
 
-def pack_p(context, p: list[Float32], scores: StepScores) -> list[Int32]:
+def pack_p(context: Sm90BackwardContext, p: list[Float32], scores: StepScores) -> list[Int32]:
     """Return P^T as the operand of dV: rounded, two elements per register."""
     p = p if scores.keep_bits is None else [x * scores.keep_bits.factor(i) for i, x in enumerate(p)]
     return pack(p, context.cfg.dtype)
 
 
-def clear_ds(context, stage: Int32, panel: Int32 | int) -> None:
+def clear_ds(context: Sm90BackwardContext, stage: Int32, panel: Int32 | int) -> None:
     """Store zeros as a consumer's dS to its panel in shared memory."""
     tile = context.cfg.ds_tile
     thread = cute.arch.thread_idx()[0] % WARPGROUP

@@ -30,11 +30,12 @@ from ...bwd.device.semaphores import (
 )
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.tma import bulk_add, bulk_store, wait_read
-from .common.work import work_tile
+from .common.work import Sm90BackwardWork, work_tile
+from .context import Sm90BackwardContext
 
 
 @cute.jit
-def reduce(context):
+def reduce(context: Sm90BackwardContext):
     cfg = context.cfg
     reducer = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - context.first_reduce_warp
     if const_expr(cfg.deterministic):
@@ -44,7 +45,7 @@ def reduce(context):
 
 
 @cute.jit
-def add_share(context, consumer: Int32):
+def add_share(context: Sm90BackwardContext, consumer: Int32):
     """Add a consumer's share of every step; one warp per consumer."""
     cfg, work = context.cfg, work_tile(context)
     dq = consume(context.ends("reduce").compute_reduce_dQ, consumer)
@@ -63,7 +64,9 @@ def add_share(context, consumer: Int32):
 
 
 @cute.jit
-def add_step(context, consumer: Int32, work, dq: Cursor, head: Int32, m_block: Int32):
+def add_step(
+    context: Sm90BackwardContext, consumer: Int32, work: Sm90BackwardWork, dq: Cursor, head: Int32, m_block: Int32
+):
     """Add a consumer's share of one step."""
     cfg = context.cfg
     block, is_first = work.row_block + m_block, Boolean(False)
@@ -89,7 +92,7 @@ def add_step(context, consumer: Int32, work, dq: Cursor, head: Int32, m_block: I
 
 
 @cute.jit
-def add_in_order(context, reducer: Int32):
+def add_in_order(context: Sm90BackwardContext, reducer: Int32):
     """Add both shares of every `reducers`-th step, in the order of the semaphores."""
     cfg, work = context.cfg, work_tile(context)
     cute.arch.griddepcontrol_wait()  # the statistics kernel clears the semaphores
@@ -111,7 +114,9 @@ def add_in_order(context, reducer: Int32):
 
 
 @cute.jit
-def add_step_in_order(context, reducer: Int32, work, i: Int32, head: Int32, m_block: Int32):
+def add_step_in_order(
+    context: Sm90BackwardContext, reducer: Int32, work: Sm90BackwardWork, i: Int32, head: Int32, m_block: Int32
+):
     """Add step i of the CTA."""
     cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
     semaphore = semaphore_ptr(work.sums(context)[1], work.row_block + m_block, head)
@@ -133,7 +138,14 @@ def add_step_in_order(context, reducer: Int32, work, i: Int32, head: Int32, m_bl
         release_semaphore(semaphore)
 
 
-def start(copy: Callable[..., None], context, work, block: Int32, head: Int32, consumer: Int32) -> None:
+def start(
+    copy: Callable[..., None],
+    context: Sm90BackwardContext,
+    work: Sm90BackwardWork,
+    block: Int32,
+    head: Int32,
+    consumer: Int32,
+) -> None:
     """Start a bulk addition or store of a consumer's share of dQ to a block's sum, as one bulk group."""
     share = context.cfg.dq_bytes // 4
     target = work.sums(context)[0][None, block, head].iterator

@@ -19,9 +19,10 @@ from ...pipeline.cursor import Cursor, consume, produce
 from ..wgmma import ROWS, wait
 from .common.config import CONSUMERS
 from .common.pointwise import Statistic, fill, rows_of, store_ds
-from .common.work import WarpgroupSteps, in_direction, warpgroup_steps, whole_blocks
+from .common.work import Sm90BackwardWork, WarpgroupSteps, in_direction, warpgroup_steps, whole_blocks
 from .config import Division
 from .consumer import BackwardConsumer
+from .context import Sm90BackwardContext
 from .dq_cursor import DqCursor
 from .epilogue import stage_gradients
 from .pointwise import clear_ds, compute_ds, compute_p, pack_p, step_scores
@@ -45,7 +46,7 @@ class Cursors(NamedTuple):
         return Cursors._make(cursor.next() for cursor in self)
 
 
-def consumer_steps(work, consumer: Int32, cfg) -> WarpgroupSteps:
+def consumer_steps(work: Sm90BackwardWork, consumer: Int32, cfg) -> WarpgroupSteps:
     """Return the steps of a consumer."""
     if not cfg.trims:
         return warpgroup_steps(work)
@@ -56,7 +57,7 @@ def consumer_steps(work, consumer: Int32, cfg) -> WarpgroupSteps:
 
 
 @cute.jit
-def all_steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work):
+def all_steps(context: Sm90BackwardContext, consumer: cutlass.Constexpr[BackwardConsumer], work: Sm90BackwardWork):
     """Run all steps of a block of keys (at least one)."""
     if const_expr(context.cfg.division is not Division.NONE):
         steps(context, consumer, work, True)
@@ -68,7 +69,12 @@ def all_steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work):
 
 
 @cute.jit
-def steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work, has_dq: cutlass.Constexpr[bool]):
+def steps(
+    context: Sm90BackwardContext,
+    consumer: cutlass.Constexpr[BackwardConsumer],
+    work: Sm90BackwardWork,
+    has_dq: cutlass.Constexpr[bool],
+):
     """Run the steps of a consumer. has_dq: it computes dQ or a share of it."""
     cfg, ends = context.cfg, consumer.ends
     q, do, ds = consume(ends.load_compute_Q), consume(ends.load_compute_dO), produce(ends.compute_compute_dS)
@@ -124,7 +130,7 @@ def steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work, has_dq: 
 
 @cute.jit
 def step(
-    context,
+    context: Sm90BackwardContext,
     consumer: cutlass.Constexpr[BackwardConsumer],
     work,
     coord: tuple[Int32, Int32],
@@ -181,7 +187,12 @@ def step(
 
 
 @cute.jit
-def skip(context, consumer: cutlass.Constexpr[BackwardConsumer], cursors: Cursors, has_dq: cutlass.Constexpr[bool]):
+def skip(
+    context: Sm90BackwardContext,
+    consumer: cutlass.Constexpr[BackwardConsumer],
+    cursors: Cursors,
+    has_dq: cutlass.Constexpr[bool],
+):
     """Run one step whose queries see none of this consumer's keys: its dS is zero. has_dq: see `step`."""
     q, do, ds, last_ds, last_dq = cursors
     q.wait()
@@ -203,7 +214,12 @@ def skip(context, consumer: cutlass.Constexpr[BackwardConsumer], cursors: Cursor
 
 
 @cute.jit
-def finish(context, consumer: cutlass.Constexpr[BackwardConsumer], work, cursors: Cursors):
+def finish(
+    context: Sm90BackwardContext,
+    consumer: cutlass.Constexpr[BackwardConsumer],
+    work: Sm90BackwardWork,
+    cursors: Cursors,
+):
     """Compute dQ of the last step; meanwhile dV and dK leave the registers."""
     cursors.last_ds.wait()
     dq = consumer.start_dq(cursors.last_ds, slice(None))

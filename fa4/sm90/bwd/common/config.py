@@ -57,7 +57,7 @@ class ThreadOrderedBlocks(RowBlocks):
 class Sm90BackwardSteps(LaunchOrder):
     """Loop of a CTA over query blocks: what both kernels share. The fields are the compile key.
 
-    q_stages, stages, ds_stages: see `tiles`. Subclasses add `ds_tile`. weight_exponent: see `bwd.blocks`.
+    q_stages, stages, ds_stages: see `tiles`. weight_exponent: see `bwd.blocks`.
 
     Raises:
         ValueError: the tiles do not fit in shared memory, or dS has one stage although it is read one step late.
@@ -91,6 +91,11 @@ class Sm90BackwardSteps(LaunchOrder):
     def statistics_ahead(self) -> bool:
         """True if registers can hold a statistic of all of a thread's queries beside its accumulators."""
         return False
+
+    @property
+    def ds_tile(self) -> Tile:
+        """dS of a step."""
+        raise NotImplementedError
 
     @property
     def smem_used(self) -> int:

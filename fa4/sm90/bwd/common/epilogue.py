@@ -10,6 +10,8 @@ from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES, Tile
 from ....pipeline.tma import tma_start_store
 from ...fragment import ROWS_PER_WARP, pack_pairs, store_matrices
+from .context import Sm90StepsContext
+from .work import Sm90BackwardWork
 
 
 def to_smem(cfg, base: Int32, tile: Tile, gradient: cute.Tensor, scale: Float32) -> None:
@@ -19,7 +21,7 @@ def to_smem(cfg, base: Int32, tile: Tile, gradient: cute.Tensor, scale: Float32)
     store_matrices(address, tile, pack_pairs(gradient, [scale, scale], cfg.dtype))
 
 
-def store(context, work, name: str, block: Int32, ptr: cute.Pointer) -> None:
+def store(context: Sm90StepsContext, work: Sm90BackwardWork, name: str, block: Int32, ptr: cute.Pointer) -> None:
     """One warp: start the TMA store of a consumer's gradient of a block of 64 keys."""
     tma = context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.lengths_vary)

@@ -14,11 +14,12 @@ from ....bwd.device.work import first_member
 from ....core.sequence import sequence_matrix
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import bulk_load, tma_load
-from .work import work_tile
+from .context import Sm90StepsContext
+from .work import Sm90BackwardWork, work_tile
 
 
 @cute.jit
-def load(context):
+def load(context: Sm90StepsContext):
     work = work_tile(context)
     if work.steps > 0:
         load_keys(context, work, "K")
@@ -26,7 +27,7 @@ def load(context):
 
 
 @cute.jit
-def load_steps(context, work):
+def load_steps(context: Sm90StepsContext, work: Sm90BackwardWork):
     """Issue all loads but that of K in the order of their use, which is also the order in which stages become free."""
     cfg, ends = context.cfg, context.ends("load")
     q, do = produce(ends.load_compute_Q), produce(ends.load_compute_dO)
@@ -46,13 +47,15 @@ def load_steps(context, work):
             q, do = q.next(), do.next()
 
 
-def load_keys(context, work, name: str) -> None:
+def load_keys(context: Sm90StepsContext, work: Sm90BackwardWork, name: str) -> None:
     """Load this CTA's block of K or V."""
     cursor = produce(getattr(context.ends("load"), f"load_compute_{name}"))
     load_tile(context, cursor, work, name, work.head_kv, work.n_block)
 
 
-def load_tile(context, cursor: Cursor, work, name: str, head: Int32, block: Int32) -> None:
+def load_tile(
+    context: Sm90StepsContext, cursor: Cursor, work: Sm90BackwardWork, name: str, head: Int32, block: Int32
+) -> None:
     """Load this CTA's share of a block of rows of K, V, Q or dO."""
     cfg, tma, rank = context.cfg, context.tma(name.lower()), context.args.order.rank
     rows = work.k if name in ("K", "V") else work.q
@@ -62,7 +65,9 @@ def load_tile(context, cursor: Cursor, work, name: str, head: Int32, block: Int3
     tma_load(tma, matrix, cfg.cta_share(tma, block, rank, rows), ptr, cursor.barrier(), rank)
 
 
-def load_statistics(context, cursor: Cursor, work, head: Int32, m_block: Int32) -> None:
+def load_statistics(
+    context: Sm90StepsContext, cursor: Cursor, work: Sm90BackwardWork, head: Int32, m_block: Int32
+) -> None:
     """Load two floats per query of a step."""
     cfg, rows = context.cfg, context.args.statistics
     source = rows.iterator + cute.crd2idx((0, 0, work.row_block + m_block, head), rows.layout)

@@ -17,18 +17,20 @@ from ....mods.ir.dropout import KEYS
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES
 from ...fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_in_warp
+from .context import Sm90StepsContext
+from .work import Sm90BackwardWork
 
 PAIR = 2 * KEYS  # queries: the bits of 16 keys for two queries fill a word
 
 
-def own_keys(work) -> tuple[Int32, Int32]:
+def own_keys(work: Sm90BackwardWork) -> tuple[Int32, Int32]:
     """Return this thread's two keys."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     key = work.n_block * work.mask.tile_n + warp * ROWS_PER_WARP
     return key + row_in_warp(0), key + row_in_warp(1)
 
 
-def query_bounds(work, m_block: Int32) -> list[tuple[Int32, Int32]]:
+def query_bounds(work: Sm90BackwardWork, m_block: Int32) -> list[tuple[Int32, Int32]]:
     """Return the range [first, stop) of queries that see each of this thread's two keys, counted from this thread's
     first query of the block."""
     query = m_block * work.mask.tile_m + first_column()
@@ -41,7 +43,7 @@ def query_of(i: int) -> int:
     return i // 4 * 2 + i % 2
 
 
-def rows_of(context, stage: Int32) -> cute.Pointer:
+def rows_of(context: Sm90StepsContext, stage: Int32) -> cute.Pointer:
     """Return a pointer to this thread's first -lse * log2(e) of a step's queries; -delta is tile_m floats behind."""
     return context.smem.pointer("rows", Float32) + (stage * (2 * context.cfg.tile_m) + 2 * first_column())
 
@@ -64,20 +66,20 @@ class Statistic:
         return self.loaded[first][query - first]
 
 
-def keep_bits_at(context, work, head: Int32, m_block: Int32) -> KeepBits | None:
+def keep_bits_at(context: Sm90StepsContext, work: Sm90BackwardWork, head: Int32, m_block: Int32) -> KeepBits | None:
     """Return the keep bits of a step, or None without dropout."""
     cfg = context.cfg
     dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head)
     return None if dropout is None else KeepBits.of(dropout, m_block * cfg.tile_m, cfg.tile_m, own_keys(work)[0])
 
 
-def softcap(context) -> BackwardSoftcap | None:
+def softcap(context: Sm90StepsContext) -> BackwardSoftcap | None:
     """Return the softcap of scores, if they have one."""
     return BackwardSoftcap(context.args.scale_over_cap) if context.cfg.has_softcap else None
 
 
 def p_of(
-    context, logits: list[Float32], minus_lse: Statistic, bounds: list[tuple[Int32, Int32]] | None
+    context: Sm90StepsContext, logits: list[Float32], minus_lse: Statistic, bounds: list[tuple[Int32, Int32]] | None
 ) -> list[Float32]:
     """Return P^T. bounds: see `query_bounds`; None if no query misses a key."""
     p = []
@@ -108,7 +110,7 @@ def fill(operand: cute.Tensor, packed: list[Int32]) -> None:
         pairs[i] = pair
 
 
-def store_ds(context, stage: Int32, panel: Int32 | int, packed: list[Int32]) -> None:
+def store_ds(context: Sm90StepsContext, stage: Int32, panel: Int32 | int, packed: list[Int32]) -> None:
     """Store a consumer's dS to its panel in shared memory, a row per query; stmatrix transposes the 8 x 8 matrices of
     dS^T."""
     tile = context.cfg.ds_tile

@@ -11,8 +11,9 @@ from cutlass import Int32
 
 from ....bwd.device.work import cta_keys, order_index, order_index_by_lists, sparse_blocks_of
 from ....core.mask import Band, SparseBlocks
-from ....core.order import Tile
+from ....core.order import Order, Tile
 from ....core.sequence import Rows
+from .context import Sm90StepsContext
 
 
 class Neighbours(NamedTuple):
@@ -48,7 +49,7 @@ class Sm90BackwardWork(NamedTuple):
         """Query blocks of one head; 0 if no query sees a key."""
         return self.stop - self.first
 
-    def of_head(self, context, member: Int32) -> Sm90BackwardWork:
+    def of_head(self, context: Sm90StepsContext, member: Int32) -> Sm90BackwardWork:
         """Return the work of a query head of the group, which may have its own block lists or its own direction."""
         if not context.cfg.differs_by_head:
             return self
@@ -71,17 +72,19 @@ class Sm90BackwardWork(NamedTuple):
         m_block = i + self.neighbours.rank * self.blocks // self.neighbours.count
         return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
 
-    def order_index(self, m_block: Int32, head: Int32, context) -> Int32:
+    def order_index(self, m_block: Int32, head: Int32, context: Sm90StepsContext) -> Int32:
         """Return how many key blocks add to dQ of a query block before this one; all that the query block meets do. The
         CTAs of the earlier ones have lower launch indices."""
         cfg = context.cfg
         if cfg.has_blocks:
             return order_index_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
         block, mask = dq_block(self.n_block, self.mask, cfg)
-        before = order_index(context.args.order, mask, m_block, Tile(block, self.head_kv, self.batch))
+        order = context.args.order
+        assert isinstance(order, Order)  # a deterministic backward has no packed order
+        before = order_index(order, mask, m_block, Tile(block, self.head_kv, self.batch))
         return before // cfg.chains_of(context.args) if cfg.chained else before
 
-    def sums(self, context) -> tuple[cute.Tensor, cute.Tensor | None]:
+    def sums(self, context: Sm90StepsContext) -> tuple[cute.Tensor, cute.Tensor | None]:
         """Return (dQ sums, semaphores) of all blocks and heads; with chains, of this key block's chain."""
         args, cfg = context.args, context.cfg
         if not cfg.chained:
@@ -90,7 +93,7 @@ class Sm90BackwardWork(NamedTuple):
         return args.dq_sum[None, None, None, chain], args.semaphores[None, None, chain]
 
 
-def work_tile(context) -> Sm90BackwardWork:
+def work_tile(context: Sm90StepsContext) -> Sm90BackwardWork:
     """Return this CTA's work."""
     cfg, order, keys = context.cfg, context.args.order, cta_keys(context)
     neighbours = None
@@ -104,8 +107,11 @@ def work_tile(context) -> Sm90BackwardWork:
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
     if keys.block_iter is not None:
         full = keys.block_iter.masked, keys.stop
-    ascends = order.starts_at_last_row(tile) if cfg.folds else None
-    reverse = None if ascends is None else reverse_flag(ascends, Int32(0), cfg.group)
+    ascends = reverse = None
+    if cfg.folds:
+        assert isinstance(order, Order)
+        ascends = order.starts_at_last_row(tile)
+        reverse = reverse_flag(ascends, Int32(0), cfg.group)
     return Sm90BackwardWork(*keys, *full, neighbours, ascends, reverse)
 
 

@@ -16,12 +16,13 @@ from ..common.pointwise import Statistic, fill, pack, query_of, rows_of, store_d
 from ..common.work import work_tile
 from . import steps
 from .config import WEIGHT_EXPONENT
+from .context import Sm90WideContext
 from .exchange import dropout_factors, load_p, send_ds
 from .steps import Cursors, all_steps, finish_step, store_gradient
 
 
 @cute.jit
-def dk(context):
+def dk(context: Sm90WideContext):
     work, consumer = work_tile(context), DkConsumer(context)
     consumer.total.fill(0.0)
     if work.blocks > 0:
@@ -38,7 +39,7 @@ class DkConsumer(steps.WideConsumer):
 
     applies_mask = False
 
-    def __init__(self, context):
+    def __init__(self, context: Sm90WideContext):
         cfg, ptr = context.cfg, context.smem.pointer
         self.v, self.do = cfg.dp.a_at(ptr("V", cfg.dtype)), cfg.dp.b_at(ptr("dO", cfg.dtype))
         self.q_columns = cfg.dk.b_at(ptr("Q", cfg.dtype))
@@ -51,7 +52,7 @@ class DkConsumer(steps.WideConsumer):
 
 @cute.jit
 def step(
-    context,
+    context: Sm90WideContext,
     consumer: cutlass.Constexpr[DkConsumer],
     work,
     coord: tuple[Int32, Int32],

@@ -19,12 +19,13 @@ from ..common.pointwise import Statistic, fill, keep_bits_at, p_of, pack, query_
 from ..common.work import work_tile
 from . import steps
 from .config import WEIGHT_EXPONENT
+from .context import Sm90WideContext
 from .exchange import sign_dropped, store_p
 from .steps import Cursors, all_steps, finish_step, store_gradient
 
 
 @cute.jit
-def dv(context):
+def dv(context: Sm90WideContext):
     work, consumer = work_tile(context), DvConsumer(context)
     consumer.total.fill(0.0)
     if work.blocks > 0:
@@ -43,7 +44,7 @@ class DvConsumer(steps.WideConsumer):
 
     applies_mask = True
 
-    def __init__(self, context):
+    def __init__(self, context: Sm90WideContext):
         cfg, ptr = context.cfg, context.smem.pointer
         self.k, self.q = cfg.scores.a_at(ptr("K", cfg.dtype)), cfg.scores.b_at(ptr("Q", cfg.dtype))
         self.do_columns = cfg.dv.b_at(ptr("dO", cfg.dtype))
@@ -55,7 +56,7 @@ class DvConsumer(steps.WideConsumer):
 
 @cute.jit
 def step(
-    context,
+    context: Sm90WideContext,
     consumer: cutlass.Constexpr[DvConsumer],
     work,
     coord: tuple[Int32, Int32],
@@ -86,7 +87,9 @@ def step(
     finish_step(context, consumer, work, cursors, has_dq)
 
 
-def compute_p(context, s: cute.Tensor, minus_lse: Statistic, bounds) -> tuple[list[Float32], list[Float32]]:
+def compute_p(
+    context: Sm90WideContext, s: cute.Tensor, minus_lse: Statistic, bounds
+) -> tuple[list[Float32], list[Float32]]:
     """Return P^T, and P^T times the derivative of the softcap. Replaces `s` by the logits."""
     scoring, elements = Scoring(softcap(context)), range(cute.size(s))
     (logits,) = scoring.logits([[s[i] for i in elements]])

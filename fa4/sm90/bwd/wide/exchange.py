@@ -18,16 +18,17 @@ from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.tma import bulk_copy_to
 from ..common.config import WARPGROUP
 from ..common.pointwise import KeepBits, pack
+from .context import Sm90WideContext
 
 
-def store_p(context, stage: Int32, p: list[Float32]) -> None:
+def store_p(context: Sm90WideContext, stage: Int32, p: list[Float32]) -> None:
     """Store this thread's P to shared memory."""
     packed = pack(p, Float16)
     for i, ptr in enumerate(_p_ptrs(context, stage, len(p))):
         store_vec(ptr, packed[4 * i : 4 * i + 4])
 
 
-def load_p(context, stage: Int32, count: int) -> list[Float32]:
+def load_p(context: Sm90WideContext, stage: Int32, count: int) -> list[Float32]:
     """Load this thread's P from shared memory."""
     return [x for ptr in _p_ptrs(context, stage, count) for x in load_halves(ptr, Float16)]
 
@@ -42,14 +43,14 @@ def dropout_factors(p: list[Float32], scale: Float32) -> list[Float32]:
     return [Float32(cutlass.select_(x < 0.0, Float32(0.0), scale)) for x in p]
 
 
-def _p_ptrs(context, stage: Int32, count: int) -> list[cute.Pointer]:
+def _p_ptrs(context: Sm90WideContext, stage: Int32, count: int) -> list[cute.Pointer]:
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     first = context.smem.pointer("P", Float16) + stage * (context.cfg.p_bytes // 2) + 8 * thread
     return [first + i * WARPGROUP for i in range(0, count, 8)]
 
 
 @cute.jit
-def send_ds(context, peer: Cursor):
+def send_ds(context: Sm90WideContext, peer: Cursor):
     """Whole warpgroup, after it stored dS and arrived: send dS to the stage `peer` of the peer CTA."""
     panel = context.cfg.ds_tile.panel_bytes
     # All threads have fenced their writes; see `Channel.carries` of dS.

@@ -12,14 +12,13 @@ dQ is added to the sum once per 128 keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ....bwd.launch import BackwardKernel
 from ....pipeline import kernel as kernels
 from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, ClusterSharing, Implied
 from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from .config import Sm90WideConfig
+from .context import Sm90WideContext
 from .dk import dk
 from .dv import dv
 from .load import load
@@ -92,17 +91,8 @@ def smem_map(cfg: Sm90WideConfig, table: ChannelTable) -> SmemMap:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Context(kernels.Context):
-    """Context of a role's body."""
-
-    last_dq: int = 1  # named barriers; 0 is the CTA barrier
-    gradients_staged: int = 2  # and 3: one per consumer
-    ds_written: int = 4
-
-
-def context(args, cfg: Sm90WideConfig, table: ChannelTable, smem: SmemMap) -> Context:
-    return Context(args, cfg, table, smem, cluster=cfg.ctas)
+def context(args, cfg: Sm90WideConfig, table: ChannelTable, smem: SmemMap) -> Sm90WideContext:
+    return Sm90WideContext(args, cfg, table, smem, cluster=cfg.ctas)
 
 
 KERNEL = BackwardKernel("sm90.backward_wide", channels, smem_map, context, clusters=True, overlap=kernels.Overlap.ROLES)

@@ -14,11 +14,12 @@ from ....core.sequence import clamp_tile, sequence_matrix
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import tma_load_panel
 from ..common.load import load_keys, load_steps
-from ..common.work import work_tile
+from ..common.work import Sm90BackwardWork, work_tile
+from .context import Sm90WideContext
 
 
 @cute.jit
-def load(context):
+def load(context: Sm90WideContext):
     work = work_tile(context)
     if work.steps > 0:
         load_keys(context, work, "K")
@@ -27,7 +28,7 @@ def load(context):
     load_steps(context, work)
 
 
-def load_peer_keys(context, cursor: Cursor, work) -> None:
+def load_peer_keys(context: Sm90WideContext, cursor: Cursor, work: Sm90BackwardWork) -> None:
     """CTA pair: load the peer CTA's keys in the dQ columns that this CTA computes."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.lengths_vary)

@@ -20,13 +20,14 @@ from cutlass import Int32, const_expr
 from ....bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
 from ....core.vec_io import load_vec, store_vec
 from ....pipeline.cursor import Cursor, consume, produce
-from ..common.work import work_tile
+from ..common.work import Sm90BackwardWork, work_tile
+from .context import Sm90WideContext
 
 AHEAD = 2  # steps
 
 
 @cute.jit
-def acquire(context):
+def acquire(context: Sm90WideContext):
     cute.arch.griddepcontrol_wait()  # the statistics kernel clears the semaphores
     if const_expr(context.cfg.ascending_order):
         wait_for_distance(context)
@@ -34,7 +35,7 @@ def acquire(context):
 
 
 @cute.jit
-def wait_for_distance(context):
+def wait_for_distance(context: Sm90WideContext):
     """Before the first step: wait until the CTA that this CTA follows is AHEAD steps ahead. The consumers wait for the
     additions of each step; at a distance of one step, a delay of one CTA would delay all CTAs that follow it."""
     work = work_tile(context)
@@ -44,12 +45,12 @@ def wait_for_distance(context):
 
 
 @cute.jit
-def release(context):
+def release(context: Sm90WideContext):
     for_each_step(context, release_order, consume(context.ends("release").compute_release_dQ))
 
 
 @cute.jit
-def for_each_step(context, step: cutlass.Constexpr[Callable[..., None]], cursor: Cursor):
+def for_each_step(context: Sm90WideContext, step: cutlass.Constexpr[Callable[..., None]], cursor: Cursor):
     """Call `step` for all steps of a block of keys, in the order of the consumers."""
     cfg, work = context.cfg, work_tile(context)
     for member in cutlass.range(cfg.group, unroll=1):
@@ -60,7 +61,7 @@ def for_each_step(context, step: cutlass.Constexpr[Callable[..., None]], cursor:
 
 
 @cute.jit
-def acquire_order(context, work, head: Int32, m_block: Int32, cursor: Cursor):
+def acquire_order(context: Sm90WideContext, work: Sm90BackwardWork, head: Int32, m_block: Int32, cursor: Cursor):
     """Wait for a step's semaphore, then publish its order index."""
     order_index = work.order_index(m_block, head, context)
     cursor.wait()
@@ -70,7 +71,7 @@ def acquire_order(context, work, head: Int32, m_block: Int32, cursor: Cursor):
 
 
 @cute.jit
-def release_order(context, work, head: Int32, m_block: Int32, cursor: Cursor):
+def release_order(context: Sm90WideContext, work: Sm90BackwardWork, head: Int32, m_block: Int32, cursor: Cursor):
     """Release a step's semaphore after both consumers have added its dQ."""
     cursor.wait()
     with cute.arch.elect_one():
@@ -78,16 +79,16 @@ def release_order(context, work, head: Int32, m_block: Int32, cursor: Cursor):
     cursor.at_iteration_of(consume(context.ends("release").acquire_compute_order)).arrive()
 
 
-def order_index_at(context, stage: Int32) -> Int32:
+def order_index_at(context: Sm90WideContext, stage: Int32) -> Int32:
     """Return the order index of the step in a stage."""
     return load_vec(_order_slot(context, stage), 1)[0]
 
 
-def own_semaphore(context, work, head: Int32, m_block: Int32) -> cute.Pointer:
+def own_semaphore(context: Sm90WideContext, work: Sm90BackwardWork, head: Int32, m_block: Int32) -> cute.Pointer:
     """Return the semaphore of this CTA's columns of a query block."""
     block = (work.row_block + m_block) * context.cfg.semaphores + context.args.order.rank
     return semaphore_ptr(work.sums(context)[1], block, head)
 
 
-def _order_slot(context, stage: Int32) -> cute.Pointer:
+def _order_slot(context: Sm90WideContext, stage: Int32) -> cute.Pointer:
     return context.smem.pointer("semaphores", Int32) + stage

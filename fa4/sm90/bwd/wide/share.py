@@ -11,13 +11,15 @@ from ....core.vec_io import add_floats, bits, store_vec
 from ....pipeline.cursor import Cursor, consume, produce
 from ...wgmma import ROWS
 from ..common.config import PANEL_COLUMNS, WARPGROUP
+from ..common.work import Sm90BackwardWork
+from .context import Sm90WideContext
 from .semaphores import order_index_at
 
 
 class DqShare(Constant):
     """Operands of a consumer's columns of dQ, created once. In a pair, each CTA has half of the columns."""
 
-    def __init__(self, context, consumer: int, ends):
+    def __init__(self, context: Sm90WideContext, consumer: int, ends):
         cfg, ptr = context.cfg, context.smem.pointer
         self.cfg, self.ends = cfg, ends
         self.product, self.panels = cfg.dq(consumer), cfg.dq_panels(consumer)
@@ -61,7 +63,7 @@ class DqShare(Constant):
         else:
             ds.arrive()
 
-    def add(self, context, work, cursors, dq: cute.Tensor | None) -> None:
+    def add(self, context: Sm90WideContext, work: Sm90BackwardWork, cursors, dq: cute.Tensor | None) -> None:
         """Add a finished product, of the step before that of `cursors`, to the sum of its query block. Four elements of
         a thread are contiguous."""
         values = [] if dq is None else [dq[i] for i in range(cute.size(dq))]

@@ -17,7 +17,8 @@ from ....pipeline.tma import wait_read
 from ...wgmma import Wgmma, wait
 from ..common.config import CONSUMERS, WARPGROUP
 from ..common.epilogue import store, to_smem
-from ..common.work import warpgroup_steps
+from ..common.work import Sm90BackwardWork, warpgroup_steps
+from .context import Sm90WideContext
 from .share import DqShare
 
 
@@ -46,7 +47,7 @@ class WideConsumer(Constant):
 
     applies_mask: bool  # in partially masked blocks
 
-    def __init__(self, context, role: str, step: Callable[..., None], index: int, product: Wgmma):
+    def __init__(self, context: Sm90WideContext, role: str, step: Callable[..., None], index: int, product: Wgmma):
         self.ends, self.step, self.index = context.ends(role), step, index
         self.share, self.total = DqShare(context, index, self.ends), product.accumulator()
 
@@ -57,7 +58,11 @@ class WideConsumer(Constant):
 
 @cute.jit
 def finish_step(
-    context, consumer: cutlass.Constexpr[WideConsumer], work, cursors: Cursors, has_dq: cutlass.Constexpr[bool]
+    context: Sm90WideContext,
+    consumer: cutlass.Constexpr[WideConsumer],
+    work: Sm90BackwardWork,
+    cursors: Cursors,
+    has_dq: cutlass.Constexpr[bool],
 ):
     """End a step; with has_dq, compute and add dQ of the step before."""
     share = consumer.share
@@ -74,7 +79,7 @@ def finish_step(
 
 
 @cute.jit
-def all_steps(context, consumer: cutlass.Constexpr[WideConsumer], work, p: Cursor):
+def all_steps(context: Sm90WideContext, consumer: cutlass.Constexpr[WideConsumer], work: Sm90BackwardWork, p: Cursor):
     """Run all steps of a block of keys (at least one)."""
     cfg, ends, step = context.cfg, consumer.ends, consumer.step
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
@@ -112,7 +117,11 @@ def all_steps(context, consumer: cutlass.Constexpr[WideConsumer], work, p: Curso
 
 @cute.jit
 def store_gradient(
-    context, consumer: cutlass.Constexpr[WideConsumer], work, name: cutlass.Constexpr[str], scale: Float32
+    context: Sm90WideContext,
+    consumer: cutlass.Constexpr[WideConsumer],
+    work: Sm90BackwardWork,
+    name: cutlass.Constexpr[str],
+    scale: Float32,
 ):
     """Store dV or dK, times `scale`, through the shared memory of V or K."""
     # The last products of the other consumer may still read that memory.
