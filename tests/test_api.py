@@ -91,6 +91,11 @@ def i32(*values):
 PACKED = dict(q=torch.randn(10, 4, 16), k=torch.randn(12, 2, 16), v=torch.randn(12, 2, 16))
 VARLEN_ERRORS = {
     "cu_seqlens_dtype": (TypeError, "cu_seqlens_q has dtype torch.int64", dict(cu_seqlens_q=torch.tensor([0, 4, 10]))),
+    "cu_seqlens_nested": (
+        TypeError,
+        "cu_seqlens_k is a nested tensor, expected",
+        dict(cu_seqlens_k=torch.nested.nested_tensor([i32(0), i32(5)], layout=torch.strided)),
+    ),
     "cu_seqlens_list": (TypeError, "cu_seqlens_k is a list", dict(cu_seqlens_k=[0, 4, 10])),
     "cu_seqlens_shape": (ValueError, r"cu_seqlens_q has shape \(1, 3\)", dict(cu_seqlens_q=i32(0, 4, 10)[None])),
     "batches_differ": (ValueError, r"cu_seqlens_k has shape \(2\), expected \(3,\)", dict(cu_seqlens_k=i32(0, 12))),

@@ -103,6 +103,12 @@ def test_explained(tensors):
 
 REFUSED = {
     "dense_k": (lambda q, k, v: (q, k.values()[None], v), {}, TypeError, "k has layout torch.strided, exp"),
+    "dense_k_and_mask": (
+        lambda q, k, v: (q, k.values()[None], v),
+        {"mask_mod": fa4.masks.causal},
+        TypeError,
+        "k has layout torch.strided, exp",
+    ),
     "no_tensor": (lambda q, k, v: (q, k, 1), {}, TypeError, "v is a int, expected torch.jagged"),
     "heads_first": (lambda q, k, v: (q.transpose(1, 2), k, v), {}, ValueError, "q has shape .*expected .batch, len"),
     "other_lengths": (lambda q, k, v: (q, k, q), {}, ValueError, "v has lengths of its own"),

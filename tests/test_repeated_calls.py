@@ -209,6 +209,49 @@ def test_lengths_of_a_call_like_those_before_are_looked_at(packed, seed):
         function(i.q, i.k, i.v, **lengths)
 
 
+@pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn])
+@pytest.mark.parametrize("name", ["q", "v", "learnable_sink"])
+def test_another_torch_layout_is_refused_after_calls_of_the_same_strides(name, convert):
+    """torch gives a sparse tensor the strides of an expanded one."""
+    given = dict(q=torch.randn(2, 5, 4, 8), k=torch.randn(2, 7, 4, 8), v=torch.randn(2, 7, 4, 8))
+    given |= dict(learnable_sink=torch.randn(4))
+    sink = torch.randn(1).expand(4)
+    for changed in ({}, {"learnable_sink": sink}):
+        for _ in range(3):
+            fa4.flash_attn_func(**given | changed)
+    with pytest.raises(TypeError, match=f"{name} has layout {convert(given[name]).layout}, expected torch.strided"):
+        fa4.flash_attn_func(**given | {name: convert(given[name])})
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_after_calls_on_plain_ones():
+    """torch's comparison of tensors aborts the process at nested ones."""
+    q, k, v, used = (
+        torch.randn(2, 5, 4, 8),
+        torch.randn(2, 7, 4, 8),
+        torch.randn(2, 7, 4, 8),
+        torch.tensor([3, 4]).int(),
+    )
+    bounds = torch.tensor([0, 3, 5], dtype=torch.int32)
+    dense = dict(q=q, k=k, v=v, learnable_sink=torch.randn(4), seqused_k=used)
+    packed = dict(
+        q=q[0], k=k[0], v=v[0], learnable_sink=torch.randn(4), cu_seqlens_q=bounds, cu_seqlens_k=bounds.clone()
+    )
+    cache = dict(q=q, k_cache=torch.randn(13, 4, 4, 8), v_cache=torch.randn(13, 4, 4, 8), learnable_sink=torch.randn(4))
+    cache |= dict(cache_seqlens=used + 5, page_table=torch.arange(12).int().view(2, 6), cache_leftpad=used - 2)
+    cache |= dict(k=k[:, :2], v=v[:, :2], rotary_cos=torch.randn(30, 3), rotary_sin=torch.randn(30, 3))
+    for function, given in (
+        (fa4.flash_attn_func, dense),
+        (fa4.flash_attn_varlen_func, packed | dict(seqused_q=used - 2, seqused_k=used - 2)),
+        (fa4.flash_attn_with_kvcache, cache | dict(rotary_seqlens=used)),
+    ):
+        for name, x in given.items():
+            for _ in range(3):
+                function(**given)
+            with pytest.raises(TypeError, match=f"^{name} "):
+                function(**given | {name: torch.nested.nested_tensor(list(x))})
+
+
 _PACKED = dict(cu_seqlens_q=torch.tensor([0, 2, 5], dtype=torch.int32), cu_seqlens_k=torch.tensor([0, 3, 7]).int())
 _TWO = torch.tensor([2, 3], dtype=torch.int32)
 # Shapes of q, k and v, and other arguments; each differs from the first dense or the first packed one in one thing.

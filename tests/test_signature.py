@@ -35,6 +35,7 @@ OTHERS = {
     "subclass": (torch.nn.Parameter(X, requires_grad=False), None, Y, Y, None),
     "asks for a gradient": tensors(grad=True),
     "one more": (X, torch.zeros(1), Y, Y, None),
+    "an array of numpy in place of none": (X, torch.zeros(3).numpy(), Y, Y, None),
     "one less": (X, None, None, None, None),
     "two objects for one": (X, None, Y, Y.clone(), None),
     "another place": (X, Y, None, Y, None),

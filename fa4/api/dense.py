@@ -145,7 +145,6 @@ def flash_attn_func(
         ModError: score_mod or mask_mod cannot be traced; a ValueError that names the operator and the line.
         NotImplementedError: forward-mode differentiation, or a derivative of a gradient.
     """
-    checks.refuse_nested(q, k, v)
     if return_lse is not False:
         checks.boolean("return_lse", return_lse, "a bool")
     if autocast_anywhere():
@@ -230,7 +229,6 @@ def flash_attn_varlen_func(
     Raises:
         TypeError, ValueError, NotImplementedError: as `flash_attn_func`.
     """
-    checks.refuse_nested(q, k, v)
     if return_lse is not False:
         checks.boolean("return_lse", return_lse, "a bool")
     if autocast_anywhere():

@@ -117,9 +117,6 @@ def flash_attn_with_kvcache(
     elif block_table is not None:
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
     return_lse = common.boolean("return_lse", return_lse, "a bool")
-    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
-        if getattr(x, "is_nested", False):  # it has no shape for a signature
-            raise TypeError(f"{name} is a nested tensor, expected a plain one: q may be packed, with cu_seqlens_q")
     if autocast_anywhere():
         q, k, v = _autocast(q, k, v, k_cache)
     t = checks.Tensors(
@@ -134,6 +131,9 @@ def flash_attn_with_kvcache(
     cache = calls.cache_of(score_mod, mask_mod)
     cached = None if cache is None else cache.last.find(tensors, opts)
     if cached is None:
+        for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
+            if getattr(x, "is_nested", False):  # it has no shape for a signature
+                raise TypeError(f"{name} is a nested tensor, expected a plain one: q may be packed, with cu_seqlens_q")
         by_dispatcher = needs_dispatcher((q, k_cache, v_cache, *(x for x in tensors[3:] if isinstance(x, Tensor))))
         signature = None if by_dispatcher else Signature.of("cache", tensors, opts)
         cached = (cache and cache.routes.find(signature)) or _checked(t, learnable_sink, opts, table)

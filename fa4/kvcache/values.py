@@ -81,7 +81,7 @@ def _check(t: Tensors, same_position: bool, max_seqlens: tuple[int, int], table:
         _check_batch_idx(t.cache_batch_idx.tolist(), t.k_cache.shape[0], any(new))
     if t.page_table is not None:
         _check_page_numbers(table, t.page_table, after, t.k_cache)
-        _check_written_pages(table, t.page_table, before, new, t.k_cache.shape[1])
+        _check_written_pages(table, t.page_table, [*map(range, pads, after)], new, t.k_cache.shape[1])
     if t.rotary_cos is not None:
         _check_positions(t, before, new, queries, same_position)
     for name, descale in (("k_descale", t.k_descale), ("v_descale", t.v_descale)):
@@ -118,17 +118,34 @@ def _check_page_numbers(name: str, table: Tensor, rows_used: list[int], cache: T
             raise ValueError(f"{name}[{b}] is {entries.tolist()} in use, expected 0 to {pages - 1}, the cache's pages")
 
 
-def _check_written_pages(name: str, table: Tensor, before: list[int], new: list[int], size: int) -> None:
-    """Refuse a page to which two sequences append: their writes would race."""
-    owners: dict[int, int] = {}
-    for b, (first, more) in enumerate(zip(before, new)):
-        for page in table[b, first // size : -(-(first + more) // size)].tolist() if more else ():
+def _check_written_pages(name: str, table: Tensor, reads: list[range], new: list[int], size: int) -> None:
+    """Refuse a page to which two sequences append, because their writes would race, and one whose appended rows another
+    sequence reads.
+
+    Args:
+        reads: rows that each sequence reads, of which the last `new` ones are appended.
+        size: rows of a page.
+    """
+    owners: dict[int, tuple[int, int, int]] = {}  # of a page: sequence, index of the page in it, first appended row
+    for b, (rows, more) in enumerate(zip(reads, new)):
+        first = rows.stop - more
+        for i in range(first // size, -(-rows.stop // size)) if more else ():
+            page = int(table[b, i])
             if page in owners:
                 raise ValueError(
-                    f"{name} has page {page} for new rows of sequence {owners[page]} and of sequence {b}, expected no "
-                    "page twice where new rows are appended"
+                    f"{name} has page {page} for new rows of sequence {owners[page][0]} and of sequence {b}, expected "
+                    "no page twice where new rows are appended"
                 )
-            owners[page] = b
+            owners[page] = b, i, max(first - i * size, 0)
+    for b, rows in enumerate(reads) if owners else ():
+        entries = table[b, rows.start // size : -(-rows.stop // size)].tolist()
+        for i, page in enumerate(entries, rows.start // size):
+            owner, index, first = owners.get(page, (b, i, 0))
+            if (owner, index) != (b, i) and rows.stop - i * size > first:
+                raise ValueError(
+                    f"{name} has page {page} for new rows of sequence {owner} and for rows that sequence {b} reads, "
+                    "expected a page of its own where new rows are appended"
+                )
 
 
 def _check_positions(t: Tensors, before: list[int], new: list[int], queries: list[int], same_position: bool) -> None:

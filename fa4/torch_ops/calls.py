@@ -119,6 +119,7 @@ def attend(
         return cached.plain_forward(tensors)
     inputs, mods = None if cached is None else cached.inputs(tensors, lengths), None
     if cached is None or inputs is None:
+        checks.refuse_nested(*tensors[:3])
         signature = None
         by_dispatcher = needs_dispatcher(tensors + lengths)
         if by_dispatcher and not packed and jagged.is_jagged(tensors):
@@ -159,9 +160,10 @@ def attend(
 
 def _attend_jagged(tensors: tuple, options: tuple, extras: CallExtras | None) -> tuple[Tensor, Tensor]:
     """Run `attend` on nested tensors as packed sequences."""
+    arguments = jagged.packed(tensors)
     if extras is not None:
         extras = CallExtras(*jagged.packed_mods(tensors, extras.functions), extras.dropout)
-    return jagged.nested(*attend(True, *jagged.packed(tensors), options, extras), tensors[0])
+    return jagged.nested(*attend(True, *arguments, options, extras), tensors[0])
 
 
 def packed_sizes(tensors: tuple, lengths: tuple) -> tuple[int, int, bool] | None:
@@ -175,7 +177,7 @@ def packed_sizes(tensors: tuple, lengths: tuple) -> tuple[int, int, bool] | None
         for x in (seqused_q, seqused_k):
             if x is not None and x.shape[0] != entries - 1:
                 return None
-    except (AttributeError, IndexError):  # invalid arguments: the checks report them
+    except (AttributeError, IndexError, RuntimeError):  # invalid, RuntimeError: nested; the checks report them
         return None
     if max_seqlen_q is None:
         max_seqlen_q = rows

@@ -50,8 +50,8 @@ def check_same_lengths(name_k: str, k: Any, name_v: str, v: Any) -> None:
 
 
 def packed_mods(tensors: tuple, mods: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """Convert a call's score_mod, mask_mod and block_mask for `packed`: in tensors with holes, sequence b is packed
-    sequence b + 1."""
+    """Convert score_mod, mask_mod and block_mask of a call that `packed` accepted: in tensors with holes, sequence b is
+    packed sequence b + 1."""
     q, k = tensors[:2]
     if q.lengths() is None and k.lengths() is None:
         return mods

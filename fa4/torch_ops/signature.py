@@ -58,11 +58,13 @@ class Signature(NamedTuple):
 
 
 def _layout(x: Any, is_free: bool, has_gradients: bool) -> Any:
-    """Return shape (packed rows: 0, 1 or more), strides, dtype, device, and whether x needs a gradient."""
+    """Return shape (packed rows: 0, 1 or more), strides, torch layout (a sparse tensor has the strides of an expanded
+    one), dtype, device, and whether x needs a gradient."""
     if x is None or type(x) is int:
         return type(x)
     shape = (min(x.shape[0], 2), *x.shape[1:]) if is_free else x.shape
-    return shape, x.is_contiguous() or x.stride(), x.dtype, x.device, has_gradients and x.requires_grad
+    strides = x.is_contiguous() or x.stride()
+    return shape, strides, x.layout, x.dtype, x.device, has_gradients and x.requires_grad
 
 
 def _types(options: tuple) -> tuple:
@@ -124,7 +126,10 @@ class LastCallGuard(Generic[T]):
             call = self._calls.get(options)
         except TypeError:  # no hash
             return None
-        return call.value if call is not None and call.is_equal(tensors, options) else None
+        try:
+            return call.value if call is not None and call.is_equal(tensors, options) else None
+        except (AttributeError, ValueError):  # not a tensor; an array of numpy, whose equality to None is one, too
+            return None
 
     def keep(
         self, tensors: tuple, options: tuple, value: T, identity: object = None, free: tuple[int, ...] = ()
@@ -217,6 +222,10 @@ class _GuardedCall(Generic[T]):
 
     def is_equal(self, tensors: tuple, options: tuple) -> bool:
         """Compare with a call that has equal options."""
+        present = self._present(tensors)
+        for x in present:
+            if x.is_nested:  # `_check` would query strides, which aborts the process
+                return False
         if (
             _grad_mode() is not self._grad_mode
             or _deterministic() is not self._deterministic
@@ -224,7 +233,7 @@ class _GuardedCall(Generic[T]):
             or may_carry_tangents()
             or self._absent(tensors) != self._nones
             or self._check is None
-            or not self._check(*self._present(tensors))
+            or not self._check(*present)
         ):
             return False
         for i, x in self._typed:

@@ -259,6 +259,16 @@ ERRORS = {
         "page_table has page 2 for new rows of sequence 0 and of sequence 1, expected no page twice",
         dict(PAGES, **NEW, page_table=i32(0, 2, 1, 3, 4, 2).view(2, 3), cache_seqlens=i32(9, 17)),
     ),
+    "page_of_new_rows_read": (
+        ValueError,
+        "page_table has page 2 for new rows of sequence 0 and for rows that sequence 1 reads, expected a page of its",
+        dict(PAGES, **NEW, page_table=i32(0, 2, 1, 3, 2, 5).view(2, 3), cache_seqlens=i32(9, 17)),
+    ),
+    "page_of_new_rows_read_by_its_own": (
+        ValueError,
+        "block_table has page 2 for new rows of sequence 1 and for rows that sequence 1 reads",
+        dict(PAGES, **NEW, page_table=None, block_table=i32(0, 1, 4, 2, 3, 2).view(2, 3), cache_seqlens=i32(9, 17)),
+    ),
     "page_twice_of_one": (
         ValueError,
         "block_table has page 2 for new rows of sequence 0 and of sequence 0",
