@@ -92,11 +92,6 @@ class Variant(Constant):
         return self.cache is not None and self.cache.has_8bit_kv
 
     @property
-    def kv_without_tma(self) -> bool:
-        """Whether k and v are loaded row by row instead of by TMA."""
-        return self.cache is not None and self.cache.is_scattered
-
-    @property
     def has_score_mod(self) -> bool:
         return self.mods is not None and self.mods.score is not None
 

@@ -17,14 +17,14 @@ from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
 from . import plan
 from .program import ForwardArguments, ForwardProgram
-from .variant import ForwardVariant
+from .variant import ForwardVariant, KvLoad, OutStore
 
 
 class Maps(NamedTuple):
     """TMA maps of matrices (rows, head_dim, heads, batch), varlen without batch; some are `seq_bounded_tma`."""
 
     q: TmaMap
-    k: TmaMap | None  # k and v: None if `kv_without_tma`
+    k: TmaMap | None  # k and v: None without `KvLoad.TMA`
     v: TmaMap | None
     o: TmaMap | None  # None if O is stored without TMA
 
@@ -34,7 +34,7 @@ class ForwardKernelArguments:
     """Run-time arguments of the kernel. Row mode of a matrix: (query), or with pack_gqa (head in group, query)."""
 
     maps: Maps
-    k: cute.Tensor | None  # k and v: global memory, (rows of a page, columns, heads, pages), if `kv_without_tma`
+    k: cute.Tensor | None  # k and v: global memory, (rows of a page, columns, heads, pages), without `KvLoad.TMA`
     v: cute.Tensor | None
     out: cute.Tensor  # global memory, (rows, head_dim_v, heads, batch), varlen without batch; parts as in lse
     lse: cute.Tensor  # (rows, 1, heads, batch), varlen (rows, 1, heads); with split-KV, a last mode of parts
@@ -81,17 +81,19 @@ class ForwardKernel(ForwardProgram[Config], RoleKernel[Config]):
         *loaded, stored = (seq_bounded_tma(x) if is_seq_bounded else x for x, is_seq_bounded in matrices)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
         multicast = [cfg.sharers(name) for name in ("q", "k", "v")]
-        parts = zip(loaded[: 1 if cfg.kv_without_tma else 3], tiles, multicast)
+        parts = zip(loaded[: 3 if cfg.kv_load is KvLoad.TMA else 1], tiles, multicast)
         loads = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in parts]
         loads += [None] * (3 - len(loads))
         load_q, load_k, load_v = loads
-        plain = (call.k, call.v) if cfg.kv_without_tma else (None, None)
-        maps = Maps(load_q, load_k, load_v, None if cfg.direct_store else TmaTile.store(stored, cfg.o_tile).map)
+        plain = (None, None) if cfg.kv_load is KvLoad.TMA else (call.k, call.v)
+        store_o = None if cfg.out_store is OutStore.DIRECT else TmaTile.store(stored, cfg.o_tile).map
+        maps = Maps(load_q, load_k, load_v, store_o)
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
         heads, cu_seqlens = cute.size(call.q, mode=[2]), call.lengths.cu_seqlens_q if cfg.has_packed_order else None
         order = tile_order(
-            cfg.rows, cfg.slots, sizes.max_seqlen_q, extent(call.q), cu_seqlens, heads, sizes.batch, sizes.l2_group,
-            descending=True, cluster=cfg.ctas, block_order=sparse_block_order(cfg, call.mods, 0, cfg.rows),
+            cfg.rows, cfg.rows_per_query, sizes.max_seqlen_q, extent(call.q), cu_seqlens, heads, sizes.batch,
+            sizes.l2_group, descending=True, cluster=cfg.ctas,
+            block_order=sparse_block_order(cfg, call.mods, 0, cfg.rows),
             most_l2_groups=sizes.most_l2_groups if cfg.snake else None,
         )  # fmt: skip
         splits = sizes.splits if cfg.split else None

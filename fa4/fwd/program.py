@@ -18,7 +18,7 @@ from .variant import Config
 
 class ForwardArguments(NamedTuple):
     """Arguments of a launch, as matrices with the modes of `core.sequence.as_matrices`. q, out and lse have
-    `cfg.packed` heads in their rows, and with split-KV out and lse have a last mode of parts."""
+    `cfg.packed_heads` heads in their rows, and with split-KV out and lse have a last mode of parts."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -61,9 +61,9 @@ class ForwardProgram(Program[Config]):
             out: like q, with the columns of v; with split-KV float32 with a leading axis of parts.
             lse: (batch, heads, rows), or varlen (heads, rows), float32; parts as in out.
         """
-        q, k, v = as_matrices(inputs.q, cfg.packed), as_matrices(inputs.k), as_matrices(inputs.v)
-        out = in_parts(align_strides(out), as_matrices, cfg.packed, cfg.split)
-        lse = in_parts(lse, as_columns, cfg.packed, cfg.split)
+        q, k, v = as_matrices(inputs.q, cfg.packed_heads), as_matrices(inputs.k), as_matrices(inputs.v)
+        out = in_parts(align_strides(out), as_matrices, cfg.packed_heads, cfg.split)
+        lse = in_parts(lse, as_columns, cfg.packed_heads, cfg.split)
         mods = ModTensors.of(mods)
         self.begin(
             ForwardArguments(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods, cache), cfg, stream

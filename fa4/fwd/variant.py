@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,12 +13,28 @@ from ..pipeline.smem import Tile
 from .rows import padded_heads_of
 
 
+class OutStore(enum.Enum):
+    """How O gets to global memory."""
+
+    TMA = "by TMA from a buffer of its own in shared memory"
+    TMA_OVER_Q = "by TMA from the shared memory of Q"
+    DIRECT = "from registers"
+
+
+class KvLoad(enum.Enum):
+    """How K and V get to shared memory."""
+
+    TMA = "by TMA"
+    GATHER = "row by row, copied by the gather role"
+    FETCH = "row by row, 8-bit numbers loaded into registers and converted there"
+
+
 class ForwardOptions(variant.Variant):
     """Kind of problem of a forward on any chip.
 
-    packed: query heads packed into the rows of a tile (pack_gqa); 1 for none. split: split-KV; out and lse are float32
-    with a leading axis of parts, and there is no sink. fixed_parts: all parts of all tiles have the same number of key
-    blocks.
+    packed_heads: query heads packed into the rows of a tile (pack_gqa); 1 for none. split: split-KV; out and lse are
+    float32 with a leading axis of parts, and there is no sink. fixed_parts: all parts of all tiles have the same number
+    of key blocks.
     """
 
     __slots__ = ()
@@ -25,7 +42,7 @@ class ForwardOptions(variant.Variant):
     if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
 
         @property
-        def packed(self) -> int: ...
+        def packed_heads(self) -> int: ...
 
         @property
         def split(self) -> bool: ...
@@ -49,7 +66,7 @@ class ForwardVariant(ForwardOptions):
     0: at every growth.
     """
 
-    packed: int
+    packed_heads: int
     tile_n: int
     rescale_threshold: float
     smem_bytes: int
@@ -63,8 +80,7 @@ class ForwardVariant(ForwardOptions):
             """Whether the grid has as many CTAs as fit, and each takes several work tiles."""
 
         @property
-        def direct_store(self) -> bool:
-            """Whether O is stored without TMA."""
+        def out_store(self) -> OutStore: ...
 
         @property
         def seq_bounded_q(self) -> bool:
@@ -92,19 +108,23 @@ class ForwardVariant(ForwardOptions):
         return False
 
     @property
-    def slots(self) -> int:
-        """Tile rows per query: `packed`, padded to a power of two."""
-        return padded_heads_of(self.packed)
+    def rows_per_query(self) -> int:
+        """Tile rows per query: `packed_heads`, padded to a power of two."""
+        return padded_heads_of(self.packed_heads)
 
     @property
     def q_slots(self) -> int:
         """`Tile.slots` of Q."""
-        return 1 if self.slots == self.packed else self.slots
+        return 1 if self.rows_per_query == self.packed_heads else self.rows_per_query
+
+    @property
+    def kv_load(self) -> KvLoad:
+        return KvLoad.GATHER if self.cache is not None and self.cache.is_scattered else KvLoad.TMA
 
     @property
     def pieces(self) -> int:
         """Number of separate TMA loads per key block (pages)."""
-        return 1 if self.cache is None or self.kv_without_tma else self.cache.pieces(self.tile_n)
+        return 1 if self.cache is None or self.kv_load is not KvLoad.TMA else self.cache.pieces(self.tile_n)
 
     @property
     def kv_bits(self) -> int:

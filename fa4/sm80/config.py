@@ -54,16 +54,16 @@ class Sm80Config(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm80ForwardConfig(Sm80Config, ForwardOptions):
-    """packed: heads of a group packed into the rows of a tile, all or 1. split: split-KV, several CTAs share the keys
-    of a tile; out and lse are float32 with an axis of parts, and there is no sink. fixed_parts: parts have the same
-    number of key blocks in all tiles."""
+    """packed_heads: heads of a group packed into the rows of a tile, all or 1. split: split-KV, several CTAs share the
+    keys of a tile; out and lse are float32 with an axis of parts, and there is no sink. fixed_parts: parts have the
+    same number of key blocks in all tiles."""
 
     tiles: ForwardTiles
     ctas: ClassVar[int] = 1
     persistent: ClassVar[bool] = False
     snake: ClassVar[bool] = False
 
-    packed: int = 1
+    packed_heads: int = 1
     split: bool = False
     fixed_parts: bool = False
 

@@ -53,8 +53,8 @@ class ForwardKernel(ForwardProgram[Sm80ForwardConfig]):
         # Last query rows first: under a causal mask they take longest.
         heads, cu_seqlens = cute.size(call.q, mode=[2]), call.lengths.cu_seqlens_q if cfg.has_packed_order else None
         order = tile_order(
-            cfg.rows, cfg.packed, sizes.max_seqlen_q, extent(call.q), cu_seqlens, heads, sizes.batch, sizes.l2_group,
-            descending=True, block_order=sparse_block_order(cfg, call.mods, 0, cfg.rows),
+            cfg.rows, cfg.packed_heads, sizes.max_seqlen_q, extent(call.q), cu_seqlens, heads, sizes.batch,
+            sizes.l2_group, descending=True, block_order=sparse_block_order(cfg, call.mods, 0, cfg.rows),
         )  # fmt: skip
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Sm80ForwardArguments(

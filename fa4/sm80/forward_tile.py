@@ -127,16 +127,17 @@ def work_on_queries(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80Forwa
         index, part = index // args.splits, index % args.splits
         out, lse = (x[(*[None] * (len(x.shape) - 1), part)] for x in (out, lse))
     m_block, head, sequence = args.order.at(index)
-    head_kv = head * cfg.packed // cfg.group
+    head_kv = head * cfg.packed_heads // cfg.group
     tiles = cfg.tiles
     rows_q = args.lengths.queries(sequence, extent(args.q))
     keys = Keys.of(args.lengths, args.cache, args.k, sequence, cfg)
     q, out, lse = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, out, lse))
-    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, keys.count, args.window.left, args.window.right, cfg.packed)
-    if m_block * tiles.tile_m < rows_q.count * cfg.packed:
+    left, right = args.window.left, args.window.right
+    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, keys.count, left, right, cfg.packed_heads)
+    if m_block * tiles.tile_m < rows_q.count * cfg.packed_heads:
         lengths = rows_q.count, keys.count
-        score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed, lengths, cfg.packed)
-        dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.packed, cfg.packed)
+        score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed_heads, lengths, cfg.packed_heads)
+        dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.packed_heads, cfg.packed_heads)
         if const_expr(cfg.has_blocks):
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
@@ -164,7 +165,7 @@ def work_on_queries(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80Forwa
                 thread=cute.arch.thread_idx()[0],
                 head=head,
                 m_block=m_block,
-                rows=rows_q.count * cfg.packed,
+                rows=rows_q.count * cfg.packed_heads,
                 mask=mask,
                 score=score,
                 raw_scale=raw_scale,
@@ -323,7 +324,7 @@ def finish(work: Sm80ForwardWork, tile: ForwardTileState):
         sinks = cute.make_rmem_tensor(rows, Float32)
         for r in cutlass.range_constexpr(rows):
             row = work.first_row + coords[r, 0][0]
-            sinks[r] = Float32(sink[work.head * cfg.packed + row % cfg.packed])
+            sinks[r] = Float32(sink[work.head * cfg.packed_heads + row % cfg.packed_heads])
     tile.softmax.finish(rows_by_columns(tile.o), row_lse, sinks)
     if const_expr(work.dropout is not None):
         tile.o.store(tile.o.load() * work.dropout.scale)

@@ -46,7 +46,7 @@ class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
         fields["has_sink"] &= self.splits == 1  # the kernel that combines the parts adds the sink
         is_split = self.splits > 1
         fixed = is_split and spec.batch_invariant
-        cfg = Sm80ForwardConfig(**fields, tiles=chosen, packed=packed, split=is_split, fixed_parts=fixed)
+        cfg = Sm80ForwardConfig(**fields, tiles=chosen, packed_heads=packed, split=is_split, fixed_parts=fixed)
         l2_group = forward_l2_group(spec, chip, extent.max_seqlen_k)
         part_blocks = blocks_of_part(extent.max_seqlen_k, chosen.tile_n, self.splits)
         sizes = forward.LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, part_blocks)
@@ -54,7 +54,7 @@ class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
 
     def __str__(self) -> str:
         parts = f", keys in {self.splits} parts" if self.splits > 1 else ""
-        packed = ", packed heads" if self.cfg.packed > 1 else ""
+        packed = ", packed heads" if self.cfg.packed_heads > 1 else ""
         return f"forward {self.cfg.tiles}{packed}{parts} ({self.choice.reason})"
 
 

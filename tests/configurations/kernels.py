@@ -105,14 +105,14 @@ def structure(kernel: Kernel) -> tuple:
         value = getattr(cfg, field.name)
         if field.name in ("head_dim", "head_dim_v", *ORDER) or field.name in _POINTWISE:
             continue
-        if field.name == "packed":  # none; a power of two; others leave rows of a tile empty
+        if field.name == "packed_heads":  # none; a power of two; others leave rows of a tile empty
             value = 1 if value == 1 else 2 if value & (value - 1) == 0 else 3
         elif field.name == "varlen":
             value = cfg.lengths_vary
         elif field.name == "mods":
             value = cfg.has_blocks
         elif field.name == "cache" and value is not None:
-            value = value.has_8bit_kv, cfg.kv_without_tma, value.pieces(cfg.tile_n) > 1
+            value = value.has_8bit_kv, value.is_scattered, value.pieces(cfg.tile_n) > 1
         own.append((field.name, value))
     return kernel.chip.number, kernel.program.name, tuple(own)
 

@@ -91,7 +91,7 @@ FORWARD = {
 def test_what_the_forward_makes_of_its_memory(dims, ctas):
     tiles = ForwardTiles(polynomial=3, schedule=Schedule.SINGLE, ctas=ctas)
     cfg = forward_plan.configure(_spec(dims), chip_by_number(100), tiles)
-    assert (cfg.kv_stages, cfg.o_over_q, cfg.o_step, cfg.o_columns) == FORWARD[dims, ctas]
+    assert (cfg.kv_stages, cfg.out_store.name == "TMA_OVER_Q", cfg.o_step, cfg.o_columns) == FORWARD[dims, ctas]
     # A product takes columns in sixteens; the first part of P is three quarters of a block, for speed alone.
     assert (cfg.head_dim_v_padded, cfg.p_head, cfg.rows) == (-(-dims[1] // 16) * 16, 96, 256 * ctas)
 

@@ -90,7 +90,7 @@ def test_compiles_without_a_gpu(name, number):
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         group=group,
-        packed=group,
+        packed_heads=group,
         tiles=forward_tiles(head_dim, head_dim_v, chip, 4096).row,
         split=name == "split",
         **dict.fromkeys(_FLAGS, everything) | {"has_sink": name == "everything"},

@@ -66,4 +66,4 @@ def test_heads_of_a_group_share_a_tile(group, rows, consumers, packed):
     """All of them while one team's rows hold them, a number of heads being rounded up to a power of two."""
     spec = AttentionSpec(torch.bfloat16, 64, 64, 2 * group, 2, 0.1)
     cfg = Sm90Forward(spec, ProblemSize(1, rows, 100), device.chip_by_number(90)).cfg
-    assert (cfg.consumers, cfg.packed) == (consumers, packed)
+    assert (cfg.consumers, cfg.packed_heads) == (consumers, packed)

@@ -15,17 +15,17 @@ from .work import Work
 
 def query_of(cfg: ForwardVariant, row: Int32):
     """Query index of a tile row."""
-    return row // cfg.slots if cfg.slots > 1 else row
+    return row // cfg.rows_per_query if cfg.rows_per_query > 1 else row
 
 
 def head_of(cfg: ForwardVariant, row: Int32):
     """Packed head of a tile row; `packed` or more in a padding row."""
-    return row % cfg.slots if cfg.slots > 1 else 0
+    return row % cfg.rows_per_query if cfg.rows_per_query > 1 else 0
 
 
 def row_coord_of(cfg: ForwardVariant, row: Int32):
     """Row coordinate of a tile row in `as_matrices` and `as_columns`."""
-    return (head_of(cfg, row), query_of(cfg, row)) if cfg.packed > 1 else row
+    return (head_of(cfg, row), query_of(cfg, row)) if cfg.packed_heads > 1 else row
 
 
 def result(context: ForwardContext, name: str, work: Work) -> cute.Tensor:
@@ -42,7 +42,7 @@ def is_written(cfg: ForwardVariant, work: Work, row: Int32) -> Boolean:
     With split-KV the kernel does not write the parts of padding rows: the combine kernel recognises their preset lse.
     """
     count = work.q.count if cfg.split else work.query_rows.count
-    return Boolean((query_of(cfg, row) < count) & (head_of(cfg, row) < cfg.packed))
+    return Boolean((query_of(cfg, row) < count) & (head_of(cfg, row) < cfg.packed_heads))
 
 
 @cute.jit
@@ -67,9 +67,9 @@ def normalise(
     rounding_correction = Float32(cfg.v_dtype(largest_p)) - largest_p if row_sum != 0.0 else Float32(0.0)
     if const_expr(cfg.has_sink):
         head = head_of(cfg, row)
-        if const_expr(cfg.slots > cfg.packed):
-            head = cutlass.min(head, cfg.packed - 1)
-        sink = args.sink[work.head * cfg.packed + head] * LOG2_E
+        if const_expr(cfg.rows_per_query > cfg.packed_heads):
+            head = cutlass.min(head, cfg.packed_heads - 1)
+        sink = args.sink[work.head * cfg.packed_heads + head] * LOG2_E
         row_max = cute.arch.fmax(row_max_scaled, sink)
         row_max = Float32(0.0) if row_max == -Float32.inf else row_max
         numerator = cute.math.exp2(row_max_scaled - row_max, fastmath=True)

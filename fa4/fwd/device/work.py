@@ -11,6 +11,7 @@ from ...core.cache import Keys
 from ...core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks
 from ...core.sequence import Rows
 from ..context import ForwardContext
+from ..variant import KvLoad
 
 
 class Work(NamedTuple):
@@ -41,23 +42,24 @@ def work_tile(context: ForwardContext, index: Int32) -> Work:
     m_block, head, batch = args.order.at(tile)
     query_rows = args.lengths.query_rows_of(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
-    keys = Keys.of(args.lengths, args.cache, args.k if cfg.kv_without_tma else args.maps.k.tensor, batch, cfg)
+    k = args.maps.k.tensor if cfg.kv_load is KvLoad.TMA else args.k
+    keys = Keys.of(args.lengths, args.cache, k, batch, cfg)
     k = keys.rows
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.slots)
-    head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
+    mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.rows_per_query)
+    head_kv = head if cfg.packed_heads == cfg.group else head * cfg.packed_heads // cfg.group
     block_iter: BlockIterator
     if cfg.has_blocks:
         block_q, block_k = cfg.mods.block
         row, ratio = m_block // (block_q // cfg.rows), block_k // cfg.tile_n
-        exists = m_block * cfg.rows < q.count * cfg.slots if cfg.lengths_vary else None
+        exists = m_block * cfg.rows < q.count * cfg.rows_per_query if cfg.lengths_vary else None
         block_iter = SparseBlocks.of(args.mods.blocks, batch, head, row, ratio, k.count, cfg.tile_n, exists)
         return Work(index, part, m_block, head, head_kv, batch, query_rows, q, k, keys, mask, block_iter)
     blocks = mask.key_blocks(m_block)
     if cfg.split:
         blocks = blocks.part(part, args.splits, args.part_blocks)
-    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.slots)
+    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.rows_per_query)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
     return Work(index, part, m_block, head, head_kv, batch, query_rows, q, k, keys, mask, ReverseRange(blocks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ...fwd.variant import ForwardVariant
+from ...fwd.variant import ForwardVariant, KvLoad, OutStore
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
 from ..tmem import LANES
@@ -31,7 +31,7 @@ class Sm100ForwardConfig(ForwardVariant):
     sawtooth: every other work tile of a CTA takes its unmasked key blocks in ascending order, because the tile before
         it read those last.
     q_tiles: Q tiles of one CTA; two of them ping-pong.
-    directly: store O from tensor memory through registers to global memory, without staging. Used if few rows of a
+    direct_store: store O from tensor memory through registers to global memory, without staging. Used if few rows of a
         tile are written, if the output is float32, or if K and V need the shared memory. Otherwise the number of
         packed heads must divide 128.
     per_sm: CTAs that share an SM, so that the softmax of one overlaps the products of the other.
@@ -52,11 +52,12 @@ class Sm100ForwardConfig(ForwardVariant):
     per_sm: int = 1
 
     def __post_init__(self) -> None:
-        if self.slots != self.packed and not self.direct_store:
-            raise ValueError(f"{self.packed} packed heads do not divide {LANES}, and O is not stored directly")
-        if (self.has_8bit_kv or self.kv_without_tma) and not (self.direct_store and self.q_tiles == self.per_sm == 1):
+        if self.rows_per_query != self.packed_heads and not self.direct_store:
+            raise ValueError(f"{self.packed_heads} packed heads do not divide {LANES}, and O is not stored directly")
+        is_small = self.direct_store and self.q_tiles == self.per_sm == 1
+        if (self.has_8bit_kv or self.kv_load is KvLoad.GATHER) and not is_small:
             raise ValueError("a CTA that converts or gathers keys takes one Q tile, stores O directly, shares no SM")
-        if self.kv_without_tma and (self.kv8_stages or self.kv_stages) < 6:
+        if self.kv_load is KvLoad.GATHER and (self.kv8_stages or self.kv_stages) < 6:
             raise ValueError("the gather role needs six stages: three key blocks of K and V")
         if self.split and not self.direct_store:
             raise ValueError("split-KV parts are float32 and must be stored directly")
@@ -139,14 +140,17 @@ class Sm100ForwardConfig(ForwardVariant):
         return 4 * self.cta_rows
 
     @property
-    def o_over_q(self) -> bool:
-        """True if O is staged over Q, because separate buffers would leave fewer than two K/V stages."""
-        return not self.direct_store and self._kv_stages(self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
+    def out_store(self) -> OutStore:
+        """O is staged over Q if separate buffers would leave fewer than two K/V stages."""
+        if self.direct_store:
+            return OutStore.DIRECT
+        stages = self._kv_stages(self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes))
+        return OutStore.TMA if stages >= 2 else OutStore.TMA_OVER_Q
 
     @property
     def o_step(self) -> int:
         """Bytes between the staged O of two Q tiles."""
-        return self.q_tile.nbytes if self.o_over_q else self.o_tile.nbytes
+        return self.q_tile.nbytes if self.out_store is OutStore.TMA_OVER_Q else self.o_tile.nbytes
 
     @property
     def kv_stages(self) -> int:
@@ -156,7 +160,7 @@ class Sm100ForwardConfig(ForwardVariant):
         if self.direct_store:
             return min(self._kv_stages(self.q_tiles * self.q_tile.nbytes), 16)
         used = self.q_tiles * max(self.q_tile.nbytes, self.o_tile.nbytes)
-        if not self.o_over_q:
+        if self.out_store is OutStore.TMA:
             used = self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)
         return min(self._kv_stages(used), 8)
 

@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 
+from ...fwd.variant import KvLoad
 from ...pipeline.cursor import consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
 from .context import Sm100ForwardContext
@@ -19,7 +20,7 @@ from .work import Queue
 @cute.jit
 def convert(context: Sm100ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
-    raw = consume(ends.gather_convert_KV if const_expr(cfg.kv_without_tma) else ends.load_convert_KV)
+    raw = consume(ends.gather_convert_KV if const_expr(cfg.kv_load is KvLoad.GATHER) else ends.load_convert_KV)
     converted = produce(ends.convert_mma_KV)
     to_k = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
     to_v = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)

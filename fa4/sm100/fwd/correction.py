@@ -1,5 +1,5 @@
 """Correction role, four warps, one thread per row of each Q tile: rescales O, and normalises it at the end. The
-epilogue then stores O, or correction itself if `cfg.direct_store`.
+epilogue then stores O, or correction itself if `cfg.out_store` is `OutStore.DIRECT`.
 
 Waits:   softmax_correction_scale.full, softmax_correction_norm.full, mma_correction_O.full, correction_epilogue_O.free
 Signals: mma_softmax_S.free (O is ready for the next addition), softmax_correction_scale.free,
@@ -19,6 +19,7 @@ from cutlass import Float32, Int32, const_expr
 from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.device.rows import is_written, result, row_coord_of
 from ...fwd.device.work import Work
+from ...fwd.variant import OutStore
 from ...pipeline.cursor import ALL, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
@@ -36,7 +37,7 @@ def correction(context: Sm100ForwardContext):
     scale_rows, norm_rows = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
     scales, norms = consume(ends.softmax_correction_scale, ALL), consume(ends.softmax_correction_norm, ALL)
     products = consume(ends.mma_correction_O, ALL)
-    staged = None if const_expr(cfg.direct_store) else produce(ends.correction_epilogue_O, ALL)
+    staged = None if const_expr(cfg.out_store is OutStore.DIRECT) else produce(ends.correction_epilogue_O, ALL)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -57,7 +58,7 @@ def correction(context: Sm100ForwardContext):
                 norm = norm_rows[tile * cfg.tile_m + lane]
                 norms.arrive(tile)
                 norms.at_iteration_of(products).wait(tile)
-                if const_expr(cfg.direct_store):
+                if const_expr(cfg.out_store is OutStore.DIRECT):
                     out_to_global(context, work, tile, lane, norm)
                 else:
                     norms.at_iteration_of(staged).wait(tile)

@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import const_expr
 
 from ...core.sequence import sequence_matrix
+from ...fwd.variant import OutStore
 from ...pipeline.cursor import ALL, consume
 from ...pipeline.tma import tma_store
 from .context import Sm100ForwardContext
@@ -34,7 +35,7 @@ def epilogue(context: Sm100ForwardContext):
                 smem_ptr = context.smem.pointer("O", cfg.dtype) + tile * cfg.elements(cfg.o_step)
                 tma_store(tma, out, row_tile(context, work, tile), smem_ptr)
                 staged.arrive(tile)
-                if const_expr(cfg.o_over_q):
+                if const_expr(cfg.out_store is OutStore.TMA_OVER_Q):
                     ends.load_mma_Q.arrive_free(tile)
             staged = staged.next()
         queue = queue.next()

@@ -17,6 +17,7 @@ cannot load, which the role `gather` copies.
 from __future__ import annotations
 
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
+from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every, Implied, Side
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
@@ -43,12 +44,12 @@ def roles(cfg: Sm100ForwardConfig) -> RoleTable:
     first = 4 * cfg.q_tiles
     correction_role = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
     warpgroups = [correction_role]
-    for name, body, exists in (("convert", convert, cfg.has_8bit_kv), ("gather", gather, cfg.kv_without_tma)):
+    for name, body, exists in (("convert", convert, cfg.has_8bit_kv), ("gather", gather, cfg.kv_load is KvLoad.GATHER)):
         if exists:
             end = warpgroups[-1].warps[1]
             warpgroups.append(Role(name, warps=(end, end + 4), regs=HELPER_REGS, body=body))
     single = [("mma", mma), ("load", load), ("epilogue", epilogue), ("schedule", schedule)]
-    if cfg.direct_store:
+    if cfg.out_store is OutStore.DIRECT:
         single.remove(("epilogue", epilogue))
     next_warp = warpgroups[-1].warps[1]
     singles = (
@@ -86,11 +87,11 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
     def shared(name, producer, consumer, filled, freed, stages, carries) -> Channel:
         return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, sharing)
 
-    if cfg.o_over_q:  # Q is free when the O staged over it has been stored
+    if cfg.out_store is OutStore.TMA_OVER_Q:  # Q is free when the O staged over it has been stored
         q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, releaser="epilogue")
     else:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
-    loader, filled = ("gather", By.WARP) if cfg.kv_without_tma else ("load", By.TMA)
+    loader, filled = ("gather", By.WARP) if cfg.kv_load is KvLoad.GATHER else ("load", By.TMA)
     kv: tuple[Channel, ...]
     if cfg.has_8bit_kv:
         raw = f"{loader}_convert_KV", loader, "convert", filled, By.WARP, cfg.kv8_stages
@@ -112,7 +113,7 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
         shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
     )
     storing_roles: tuple[str, ...] = ("correction",)
-    if not cfg.direct_store:
+    if cfg.out_store is not OutStore.DIRECT:
         staged = "correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, cfg.q_tiles
         rows += (Channel(*staged, Carries.ASYNC_SMEM),)
         storing_roles = "correction", "epilogue"
@@ -124,12 +125,12 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
 
 def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
     out_bytes = (cfg.q_tiles - 1) * cfg.o_step + cfg.o_tile.nbytes
-    out = Region("O", out_bytes, align=1024, over="Q" if cfg.o_over_q else None)
+    out = Region("O", out_bytes, align=1024, over="Q" if cfg.out_store is OutStore.TMA_OVER_Q else None)
     return SmemMap(
         Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
         *((Region("KV bytes", cfg.kv8_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.has_8bit_kv else ()),
-        *(() if cfg.direct_store else (out,)),
+        *(() if cfg.out_store is OutStore.DIRECT else (out,)),
         Region("scale", cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),

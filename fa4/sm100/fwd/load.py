@@ -14,6 +14,7 @@ from cutlass import Int32, Uint8, const_expr
 
 from ...core.sequence import Rows, clamp_tile, sequence_matrix
 from ...fwd.device.work import Work
+from ...fwd.variant import KvLoad
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.ends import Ends
 from ...pipeline.tma import tma_load, tma_load_panel
@@ -25,7 +26,7 @@ from .work import Queue, key_block, row_tile
 def load(context: Sm100ForwardContext):
     ends = context.ends("load")
     q = produce(ends.load_mma_Q, ALL)
-    if const_expr(context.cfg.kv_without_tma):
+    if const_expr(context.cfg.kv_load is KvLoad.GATHER):
         load_q_only(context, ends, q)
     else:
         kv = produce(ends.load_convert_KV if const_expr(context.cfg.has_8bit_kv) else ends.load_mma_KV)
@@ -76,7 +77,7 @@ def load_q(context: Sm100ForwardContext, work: Work, tile: int, cursor: Cursor):
     cursor.expect_tx(tma.tile.nbytes, context.args.order.rank, tile)
     tile_index = row_tile(context, work, tile)
     if cfg.seq_bounded_q:
-        tile_index = clamp_tile(tile_index, work.query_rows, tma.tile.rows // cfg.slots)
+        tile_index = clamp_tile(tile_index, work.query_rows, tma.tile.rows // cfg.rows_per_query)
     tma_load(tma, q, tile_index, smem_ptr, cursor.barrier(tile))
 
 

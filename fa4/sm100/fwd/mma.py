@@ -16,6 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, const_expr
 
 from ...core.constant import Constant
+from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
@@ -81,7 +82,7 @@ def issue(context: Sm100ForwardContext):
                 kv = kv.next()
                 s = s.next()
 
-            if const_expr(not cfg.o_over_q):
+            if const_expr(cfg.out_store is not OutStore.TMA_OVER_Q):
                 with cute.arch.elect_one():
                     for tile in cutlass.range_constexpr(cfg.q_tiles):
                         q.commit(tile)
@@ -103,7 +104,7 @@ def kv_end(cfg: Sm100ForwardConfig, ends: Ends) -> End:
     """Channel end that supplies K and V."""
     if cfg.has_8bit_kv:
         return ends.convert_mma_KV
-    return ends.gather_mma_KV if cfg.kv_without_tma else ends.load_mma_KV
+    return ends.gather_mma_KV if cfg.kv_load is KvLoad.GATHER else ends.load_mma_KV
 
 
 class TmemAddresses(Constant):

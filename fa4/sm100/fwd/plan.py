@@ -34,7 +34,7 @@ class Sm100Forward(plan.ForwardDirection[Sm100ForwardConfig]):
         self.splits = _splits(spec, extent, chip, self.tiles)
         cfg = configure(spec, chip, self.tiles, self.splits)
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
-        l2_group = _l2_group(spec, extent, chip, cfg.packed)
+        l2_group = _l2_group(spec, extent, chip, cfg.packed_heads)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
@@ -43,8 +43,8 @@ class Sm100Forward(plan.ForwardDirection[Sm100ForwardConfig]):
         parts = f"keys in {self.splits} parts, " if cfg.split else ""
         return (
             f"forward {self.choice.name}: {cfg.rows} x {cfg.tile_n}, {cfg.kv_stages} K/V stages, packed heads "
-            f"{cfg.packed}, {parts}exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, "
-            f"{cfg.schedule.name.lower()} ({self.choice.reason})"
+            f"{cfg.packed_heads}, {parts}exp2 polynomial {cfg.polynomial}/16, rescale threshold "
+            f"{cfg.rescale_threshold:g}, {cfg.schedule.name.lower()} ({self.choice.reason})"
         )
 
 
@@ -57,7 +57,7 @@ def configure(
     fields["has_sink"] &= not is_split  # the kernel that combines the parts adds the sink
     return Sm100ForwardConfig(
         **fields,
-        packed=_packed_heads(spec, tiles),
+        packed_heads=_packed_heads(spec, tiles),
         schedule=Schedule.SINGLE if is_split else tiles.schedule,
         polynomial=tiles.polynomial,
         rescale_threshold=tiles.rescale_threshold,

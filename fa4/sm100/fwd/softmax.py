@@ -139,9 +139,9 @@ class RowKeys(Constant):
     @staticmethod
     def of(context: Sm100ForwardContext, work: Work, row: Int32, query: Int32) -> RowKeys:
         cfg, lengths = context.cfg, (work.q.count, work.k.count)
-        head = work.head * cfg.packed
-        mods = bind(cfg.mods, context.args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots)
-        dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head, cfg.packed, cfg.slots)
+        head, packing = work.head * cfg.packed_heads, (cfg.packed_heads, cfg.rows_per_query)
+        mods = bind(cfg.mods, context.args.mods, work.batch, head, lengths, *packing)
+        dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head, *packing)
         first, stop = work.mask.keys(query)
         return RowKeys(context, row, first, stop, Scales.of(context, work), *mods, dropout)
 

@@ -24,6 +24,7 @@ from ...core.sequence import sequence_matrix
 from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.device.rows import is_written, query_of, result, row_coord_of
 from ...fwd.device.work import Work
+from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
@@ -56,7 +57,7 @@ def compute(context: Sm90ForwardContext):
     q = consume(ends.load_compute_Q, Lane(consumer.index, cfg.consumers))
     if const_expr(cfg.has_8bit_kv):
         k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
-    elif const_expr(cfg.has_gather):
+    elif const_expr(cfg.kv_load is KvLoad.GATHER):
         k, v = consume(ends.gather_compute_K), consume(ends.gather_compute_V)
     else:
         k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
@@ -71,7 +72,7 @@ def compute(context: Sm90ForwardContext):
             q.wait()
             if const_expr(cfg.holds_q):
                 consumer.load_q_registers(q)
-                if const_expr(not cfg.o_over_q):
+                if const_expr(cfg.out_store is not OutStore.TMA_OVER_Q):
                     q.arrive()
             if const_expr(cfg.has_blocks):
                 k, v = loop_lists(consumer, softmax, sparse_blocks(work.block_iter), q, k, v)
@@ -82,16 +83,16 @@ def compute(context: Sm90ForwardContext):
                     k, v = skip_blocks(consumer, range_blocks(work.block_iter).stop - blocks.stop, k, v)
                 k, v = loop_band(consumer, softmax, work, blocks, q, k, v)
                 has_o = Boolean(blocks.stop - blocks.first > 1)
-            if const_expr(not (cfg.holds_q or cfg.o_over_q)):
+            if const_expr(not (cfg.holds_q or cfg.out_store is OutStore.TMA_OVER_Q)):
                 q.arrive()
             v = last_block(consumer, v, has_o)
             norms = softmax.finish(work, consumer.first_row(work))
-            if const_expr(cfg.direct_store):
+            if const_expr(cfg.out_store is OutStore.DIRECT):
                 out_to_global(context, work, consumer, norms)
             else:
                 out_to_smem(context, consumer, norms)
                 store_out(context, work, consumer)
-            if const_expr(cfg.o_over_q):
+            if const_expr(cfg.out_store is OutStore.TMA_OVER_Q):
                 wait_stores_read()
                 q.arrive()
             q = q.next()
@@ -100,7 +101,7 @@ def compute(context: Sm90ForwardContext):
             if const_expr(not cfg.split):  # a part without keys is not read
                 zeros_to_global(context, work, consumer)
         queue = queue.next()
-    if const_expr(not (cfg.direct_store or cfg.o_over_q)):
+    if const_expr(cfg.out_store is OutStore.TMA):
         wait_stores_read()  # another CTA may use the shared memory after this one ends
 
 
@@ -174,7 +175,7 @@ class ForwardConsumer(Constant):
         self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.v_dtype))
         self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-        if not cfg.direct_store:
+        if cfg.out_store is not OutStore.DIRECT:
             self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
         self.warp = warp
 
@@ -199,7 +200,7 @@ class ForwardConsumer(Constant):
             return of_tile
         index = self.row_tile(work)
         of_rows = replace(work.mask, tile_m=ROWS).key_blocks(index)
-        has_rows = index * ROWS < work.q.count * self.cfg.slots
+        has_rows = index * ROWS < work.q.count * self.cfg.rows_per_query
         stop = cutlass.min(Int32(cutlass.select_(has_rows, of_rows.stop, Int32(0))), of_tile.stop)
         stop = cutlass.max(stop, of_tile.first + 1)
         full_stop = cutlass.max(cutlass.min(of_rows.full_stop, stop), of_tile.first)
@@ -308,7 +309,7 @@ def out_to_smem(context: Sm90ForwardContext, consumer: ForwardConsumer, norms: l
     packed = pack_pairs(consumer.o, norms, cfg.dtype)
     if cfg.has_seqused_q:  # a row without data may hold anything, NaN included
         packed = [Int32(cutlass.select_(norms[i % 2] == 0.0, Int32(0), pair)) for i, pair in enumerate(packed)]
-    if cfg.o_over_q:  # all warps: the products have read Q
+    if cfg.out_store is OutStore.TMA_OVER_Q:  # all warps: the products have read Q
         barrier = FIRST_BARRIER + cfg.consumers + consumer.index  # the barriers before are for ping-pong
         cute.arch.barrier(barrier_id=barrier, number_of_threads=CONSUMER_THREADS)
     else:

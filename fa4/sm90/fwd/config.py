@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ...fwd.variant import ForwardVariant
+from ...fwd.variant import ForwardVariant, KvLoad, OutStore
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ..fragment import ROWS_PER_WARP
@@ -53,11 +53,11 @@ class Schedule(enum.Enum):
 class Sm90ForwardConfig(ForwardVariant):
     """Compile-time configuration; the fields are the compile key.
 
-    The number of packed heads divides 16 unless `direct_store`. consumers: warpgroups that compute; each has 64 rows of
-    the work tile. ctas: 1, or 2 CTAs that share a work tile; each has `consumers` * 64 rows and multicasts half of all
-    K and V blocks. most_stages: upper bound of K stages and of V stages. kv8_stages: stages of 8-bit K and of 8-bit V;
-    0 if these do not pass through shared memory or do not exist. ping_pong: consumers issue products in turn, so the
-    softmax of one overlaps with the products of the others.
+    The number of packed heads divides 16 unless O is stored directly. consumers: warpgroups that compute; each has 64
+    rows of the work tile. ctas: 1, or 2 CTAs that share a work tile; each has `consumers` * 64 rows and multicasts half
+    of all K and V blocks. most_stages: upper bound of K stages and of V stages. kv8_stages: stages of 8-bit K and of
+    8-bit V; 0 if these do not pass through shared memory or do not exist. ping_pong: consumers issue products in turn,
+    so the softmax of one overlaps with the products of the others.
 
     Raises:
         ValueError: the tiles do not fit in shared memory; the warpgroups do not fit in the registers; a pair of CTAs
@@ -81,7 +81,7 @@ class Sm90ForwardConfig(ForwardVariant):
             raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
         if self.ctas > 1 and (self.lengths_vary or self.cache is not None or self.has_blocks):
             raise ValueError("a pair of CTAs shares blocks of keys that lie one after the other, the same for both")
-        if self.has_gather and (self.kv8_stages or self.stages) < STAGES_OF_GATHERED:
+        if self.kv_load is KvLoad.GATHER and (self.kv8_stages or self.stages) < STAGES_OF_GATHERED:
             raise ValueError("the blocks that are waited for and copied take three stages, see the gather role")
 
     @property
@@ -98,9 +98,12 @@ class Sm90ForwardConfig(ForwardVariant):
         return self.ctas if name in ("k", "v") else 1
 
     @property
-    def direct_store(self) -> bool:
-        """True if O goes from registers to global memory: float32 O, or a tile with few rows."""
-        return self.split or self.consumers == 1
+    def out_store(self) -> OutStore:
+        """Direct for float32 O or a tile with few rows; over Q if two buffers would leave fewer than two stages."""
+        if self.split or self.consumers == 1:
+            return OutStore.DIRECT
+        used = self.q_tile.nbytes + WARPS_PER_WARPGROUP * self.o_tile.nbytes
+        return OutStore.TMA if self._stages(used) >= 2 else OutStore.TMA_OVER_Q
 
     @property
     def holds_q(self) -> bool:
@@ -133,21 +136,19 @@ class Sm90ForwardConfig(ForwardVariant):
         return Tile(self.tile_n, self.head_dim_v)
 
     @property
-    def convert_fetches(self) -> bool:
-        """True if the convert role loads 8-bit K and V from global memory itself."""
-        return self.kv_without_tma and self.has_8bit_kv and not self.kv8_stages
-
-    @property
-    def has_gather(self) -> bool:
-        """True if a gather role copies rows to shared memory."""
-        return self.kv_without_tma and not self.convert_fetches
+    def kv_load(self) -> KvLoad:
+        """8-bit rows that do not pass through shared memory are fetched."""
+        kv_load = super(Sm90ForwardConfig, self).kv_load
+        return KvLoad.FETCH if kv_load is KvLoad.GATHER and self.has_8bit_kv and not self.kv8_stages else kv_load
 
     @property
     def helpers(self) -> Helpers:
-        if self.convert_fetches:
+        if self.kv_load is KvLoad.FETCH:
             return Helpers.FETCHING
-        if self.has_8bit_kv or self.has_gather:
-            return Helpers.BOTH if self.has_8bit_kv and self.has_gather else Helpers.ONE
+        if self.kv_load is KvLoad.GATHER:
+            return Helpers.BOTH if self.has_8bit_kv else Helpers.ONE
+        if self.has_8bit_kv:
+            return Helpers.ONE
         return Helpers.NONE if self.pieces == 1 else Helpers.PIECES
 
     @property
@@ -170,7 +171,7 @@ class Sm90ForwardConfig(ForwardVariant):
     @property
     def o_bytes(self) -> int:
         """Bytes of the staged O of one consumer."""
-        return 0 if self.direct_store else WARPS_PER_WARPGROUP * self.o_tile.nbytes
+        return 0 if self.out_store is OutStore.DIRECT else WARPS_PER_WARPGROUP * self.o_tile.nbytes
 
     @property
     def q_buffers(self) -> int:
@@ -178,28 +179,23 @@ class Sm90ForwardConfig(ForwardVariant):
         to registers frees its buffer at once, so 1 is enough."""
         if self.holds_q:
             return 1
-        least = STAGES_OF_GATHERED if self.has_gather and not self.has_8bit_kv else 2
+        least = STAGES_OF_GATHERED if self.kv_load is KvLoad.GATHER and not self.has_8bit_kv else 2
         return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= least else 1
-
-    @property
-    def o_over_q(self) -> bool:
-        """True if O is staged over Q because separate buffers would leave fewer than two K/V stages."""
-        return not self.direct_store and self._stages(self.q_tile.nbytes + self.o_bytes) < 2
 
     @property
     def q_step(self) -> int:
         """Bytes between the Q tiles of consecutive consumers."""
-        return max(self.q_tile.nbytes, self.o_bytes) if self.o_over_q else self.q_tile.nbytes
+        return max(self.q_tile.nbytes, self.o_bytes) if self.out_store is OutStore.TMA_OVER_Q else self.q_tile.nbytes
 
     @property
     def o_step(self) -> int:
         """Bytes between the staged O tiles of consecutive consumers."""
-        return self.q_step if self.o_over_q else self.o_bytes
+        return self.q_step if self.out_store is OutStore.TMA_OVER_Q else self.o_bytes
 
     @property
     def stages(self) -> int:
         """K stages; V has as many."""
-        used = self.q_buffers * self.q_step + (0 if self.o_over_q else self.o_bytes)
+        used = self.q_buffers * self.q_step + (0 if self.out_store is OutStore.TMA_OVER_Q else self.o_bytes)
         return min(self._stages(used), self.most_stages)
 
     def _stages(self, used: int) -> int:

@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 
+from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
 from .context import Sm90ForwardContext
@@ -27,10 +28,10 @@ def convert(context: Sm90ForwardContext):
     k, v = produce(ends.convert_compute_K), produce(ends.convert_compute_V)
     to_k = Upconversion(smem.address("K"), cfg.k_operand.nbytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
     to_v = Upconversion(smem.address("V"), cfg.v_operand.nbytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
-    if const_expr(cfg.convert_fetches):
+    if const_expr(cfg.kv_load is KvLoad.FETCH):
         convert_fetched(context, to_k, to_v, k, v)
     else:
-        if const_expr(cfg.has_gather):
+        if const_expr(cfg.kv_load is KvLoad.GATHER):
             raw_k, raw_v = consume(ends.gather_convert_K), consume(ends.gather_convert_V)
         else:
             raw_k, raw_v = consume(ends.load_convert_K), consume(ends.load_convert_V)

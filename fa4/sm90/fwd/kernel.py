@@ -13,6 +13,7 @@ or loads them itself. A gather warpgroup copies rows that TMA cannot load.
 from __future__ import annotations
 
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
+from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
@@ -28,7 +29,8 @@ def roles(cfg: Sm90ForwardConfig) -> RoleTable:
     end = cfg.consumers * WARPS_PER_WARPGROUP
     compute_regs, load_regs, helper_regs = cfg.regs
     table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, instances=cfg.consumers)]
-    for name, body, is_used in (("convert", convert, cfg.has_8bit_kv), ("gather", gather, cfg.has_gather)):
+    helpers = ("convert", convert, cfg.has_8bit_kv), ("gather", gather, cfg.kv_load is KvLoad.GATHER)
+    for name, body, is_used in helpers:
         if is_used:
             table.append(Role(name, warps=(end, end + WARPS_PER_WARPGROUP), regs=helper_regs, body=body))
             end += WARPS_PER_WARPGROUP
@@ -38,16 +40,16 @@ def roles(cfg: Sm90ForwardConfig) -> RoleTable:
 def channels(cfg: Sm90ForwardConfig) -> ChannelTable:
     """Channels, named <producer>_<consumer>_<payload>. Q has `q_buffers` stages per consumer. All consumers read the
     same K and V rings. 8-bit K and V have rings of their own."""
-    source, filled_by = ("gather", By.WARP) if cfg.has_gather else ("load", By.TMA)
+    source, filled_by = ("gather", By.WARP) if cfg.kv_load is KvLoad.GATHER else ("load", By.TMA)
     memory, consumers = Carries.ASYNC_SMEM, Every("compute")
     # Q is free after the loads into registers, after the stores of O staged over it, or after the products.
-    q_freed_by = By.WARP if cfg.holds_q or cfg.o_over_q else By.WGMMA
+    q_freed_by = By.WARP if cfg.holds_q or cfg.out_store is OutStore.TMA_OVER_Q else By.WGMMA
     queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed_by, cfg.q_buffers * cfg.consumers, memory)
     shared = (cfg.ctas, ClusterSharing.MULTICAST) if cfg.ctas > 1 else ()
     kv_channels: list[Channel] = []
     for x in ("K", "V"):
         if cfg.has_8bit_kv:
-            if not cfg.convert_fetches:
+            if cfg.kv_load is not KvLoad.FETCH:
                 fp8_ring = f"{source}_convert_{x}", source, "convert", filled_by, By.WARP, cfg.kv8_stages
                 kv_channels.append(Channel(*fp8_ring, memory))
             kv_channels.append(
@@ -60,7 +62,8 @@ def channels(cfg: Sm90ForwardConfig) -> ChannelTable:
 
 
 def smem_map(cfg: Sm90ForwardConfig, table: ChannelTable) -> SmemMap:
-    out = Region("O", (cfg.consumers - 1) * cfg.o_step + cfg.o_bytes, align=1024, over="Q" if cfg.o_over_q else None)
+    over = "Q" if cfg.out_store is OutStore.TMA_OVER_Q else None
+    out = Region("O", (cfg.consumers - 1) * cfg.o_step + cfg.o_bytes, align=1024, over=over)
     fp8_regions = (
         (
             Region("K bytes", cfg.kv8_stages * cfg.k_tile.nbytes, align=1024),
@@ -74,7 +77,7 @@ def smem_map(cfg: Sm90ForwardConfig, table: ChannelTable) -> SmemMap:
         Region("K", cfg.stages * cfg.k_operand.nbytes, align=1024),
         Region("V", cfg.stages * cfg.v_operand.nbytes, align=1024),
         *fp8_regions,
-        *(() if cfg.direct_store else (out,)),
+        *(() if cfg.out_store is OutStore.DIRECT else (out,)),
         Region("barriers", table.nbytes, align=8),
     )
 

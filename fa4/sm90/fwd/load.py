@@ -17,6 +17,7 @@ from cutlass import Int32, Uint8, const_expr
 
 from ...core.sequence import sequence_matrix
 from ...fwd.device.work import Work
+from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.tma import tma_load
 from .context import Sm90ForwardContext
@@ -27,7 +28,7 @@ from .work import Queue, row_tile
 def load(context: Sm90ForwardContext):
     cfg, ends = context.cfg, context.ends("load")
     q = [produce(ends.load_compute_Q, Lane(consumer, cfg.consumers)) for consumer in range(cfg.consumers)]
-    if const_expr(cfg.kv_without_tma):
+    if const_expr(cfg.kv_load is not KvLoad.TMA):
         load_q_only(context, q)
     elif const_expr(cfg.has_8bit_kv):
         load_qkv(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))

@@ -44,7 +44,7 @@ class Sm90Forward(plan.ForwardDirection[Sm90ForwardConfig]):
         parts = f"keys in {self.splits} parts, " if cfg.split else ""
         pairs = "pairs of CTAs, " if cfg.ctas == 2 else ""
         return (
-            f"forward {self.choice.name}: {cfg.rows} x {cfg.tile_n}, {cfg.stages} K/V stages, {cfg.packed} heads "
+            f"forward {self.choice.name}: {cfg.rows} x {cfg.tile_n}, {cfg.stages} K/V stages, {cfg.packed_heads} heads "
             f"packed, {parts}{pairs}{'ping-pong, ' * cfg.ping_pong}rescale threshold {cfg.rescale_threshold:g}, "
             f"{cfg.schedule.name.lower()} ({self.choice.reason})"
         )
@@ -60,7 +60,7 @@ def configure(
     fields["has_sink"] &= not split  # the combine kernel adds it
     return Sm90ForwardConfig(
         **fields,
-        packed=packed_heads(spec, extent, tiles),
+        packed_heads=packed_heads(spec, extent, tiles),
         split=split,
         fixed_parts=split and spec.batch_invariant,
         consumers=tiles.consumers,
@@ -109,16 +109,16 @@ def _l2_groups(
     in snake order in whole rounds, so every CTA gets the same share of each group. Its groups are as small as possible,
     so CTAs read new K and V at different times. Only the last group may be larger, within the L2 limit.
     """
-    pairs = spec.heads_q // cfg.packed * (1 if cfg.has_packed_order else extent.batch)
+    pairs = spec.heads_q // cfg.packed_heads * (1 if cfg.has_packed_order else extent.batch)
     if not spec.has_blocks and (spec.window_right is None or spec.window_left is not None):
         return 1, MANY
     keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
-    per_pair = max(keys * cfg.packed // spec.group, 1)
+    per_pair = max(keys * cfg.packed_heads // spec.group, 1)
     if not cfg.persistent:
         return -(-pairs // -(-pairs * per_pair // int(tiles.l2_share * chip.l2))), MANY
     concurrent_tiles = chip.sms // cfg.ctas
     round_trip = 2 * concurrent_tiles
-    m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)
+    m_blocks = -(-extent.max_seqlen_q * cfg.packed_heads // cfg.rows)
     l2_group = round_trip // math.gcd(round_trip, m_blocks)
     if tiles.l2_group is not None and tiles.l2_group % l2_group == 0:
         l2_group = tiles.l2_group
@@ -127,7 +127,7 @@ def _l2_groups(
     l2_group = min(l2_group, pairs)
     if spec.has_blocks or m_blocks == 1:
         return l2_group, MANY
-    last = [min(extent.max_seqlen_q, -(-(i + 1) * cfg.rows // cfg.packed)) for i in reversed(range(m_blocks))]
+    last = [min(extent.max_seqlen_q, -(-(i + 1) * cfg.rows // cfg.packed_heads)) for i in reversed(range(m_blocks))]
     key_counts = [row + extent.max_seqlen_k - extent.max_seqlen_q for row in last]
     lengths = [max(-(-keys // cfg.tile_n), 0) for keys in key_counts]
     return l2_group, even_l2_groups(

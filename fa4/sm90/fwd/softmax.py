@@ -76,11 +76,10 @@ class Softmax(Constant):
         cfg, args = self.context.cfg, self.context.args
         self.scales = Scales.of(self.context, work)
         if cfg.mods is not None:
-            lengths, head = (work.q.count, work.k.count), work.head * cfg.packed
-            self.score_mod, self.mask_mod = bind(
-                cfg.mods, args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots
-            )
-            self.dropout = Dropout.of(cfg.mods, args.mods, work.batch, head, cfg.packed, cfg.slots)
+            lengths, head = (work.q.count, work.k.count), work.head * cfg.packed_heads
+            packing = cfg.packed_heads, cfg.rows_per_query
+            self.score_mod, self.mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths, *packing)
+            self.dropout = Dropout.of(cfg.mods, args.mods, work.batch, head, *packing)
             self.rows = tuple(first_row + row_in_warp(r) for r in range(ROWS_PER_THREAD))
 
     def block_scores(self, s: cute.Tensor, block: Int32) -> BlockScores:
