@@ -261,7 +261,7 @@ SCATTERED = {"cache": CacheSpec(page_size=5)}
 @pytest.mark.parametrize(
     "problem, changes, complaint",
     [
-        ({"heads_q": 6}, {"packed": 3}, "3 packed heads do not divide 128"),
+        ({"heads_q": 6}, {"packed_heads": 3}, "3 packed heads do not divide 128"),
         (SCATTERED, {"direct_store": False}, "takes one Q tile, stores O directly"),
         (SCATTERED, {"q_tiles": 2}, "takes one Q tile, stores O directly"),
         (SCATTERED, {"per_sm": 2}, "takes one Q tile, stores O directly"),
