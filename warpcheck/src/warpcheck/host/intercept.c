@@ -1,9 +1,9 @@
-/* The CUDA runtime symbols that a compiled CuTe DSL host function calls, answered in Python.
+/* CUDA runtime symbols that compiled CuTe DSL host functions call, forwarded to Python.
  *
- * A host function takes these symbols from the library that CUTE_DSL_LIBS names, unless the process has loaded
- * the real runtime globally: so they carry the prefix warpcheck here, and warpcheck.host.dsl renames the calls. Each one
- * packs its arguments into an array of 64-bit words and hands them, with its name, to the dispatcher that
- * warpcheck.host.launch installs. Without a dispatcher every call reports that there is no device.
+ * A host function takes these symbols from the library that CUTE_DSL_LIBS names, unless the process has loaded the
+ * real runtime globally. Therefore the symbols have the prefix warpcheck here, and warpcheck.host.dsl renames the
+ * calls. Each function packs its arguments into an array of 64-bit words and calls the dispatcher that
+ * warpcheck.host.launch installs, with its name and the array. Without a dispatcher it returns the error "no device".
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -95,7 +95,7 @@ FORWARD(_cuTensorMapEncodeTiled,
         WORD(map), WORD(type), WORD(rank), WORD(address), WORD(extents), WORD(strides), WORD(box),
         WORD(element_strides), WORD(interleave), WORD(swizzle), WORD(promotion), WORD(fill))
 
-/* streams and events: every call runs to its end before it returns, so order is kept by itself */
+/* streams and events: every call completes before it returns, so no call has to wait for another */
 FORWARD(_cudaStreamCreate, (void *stream), WORD(stream))
 FORWARD(_cudaStreamDestroy, (void *stream), WORD(stream))
 FORWARD(_cudaStreamSynchronize, (void *stream), WORD(stream))
@@ -112,10 +112,10 @@ EXPORT void warpcheck_cuda_dialect_print_on_error(int32_t code) {
   if (code) fprintf(stderr, "emulated CUDA call failed with code %d\n", code);
 }
 
-/* The host code cannot go on after an error of a call whose result it does not return. */
+/* Called for results that the host code does not return. It cannot raise an exception, so it prints the error. */
 EXPORT void warpcheck_cuda_dialect_assert_success(int32_t code) { warpcheck_cuda_dialect_print_on_error(code); }
 
-/* Functions called through tvm-ffi load their library on the first call and keep it in *state. */
+/* Functions called through tvm-ffi load their library on the first call and store it in *state. */
 typedef void (*SetError)(const char *kind, const char *message);
 typedef void (*SetErrorParts)(const char *kind, const char **parts, int32_t count);
 
@@ -143,7 +143,7 @@ EXPORT void warpcheck_CuteDSLRT_TVMFFISetRaisedCudaError(SetErrorParts set_error
   set_error("EmulatedCudaError", parts, 1);
 }
 
-/* A launch that exceeds a limit of the chip, found by the host function itself before it calls the runtime. */
+/* Called by the host function if a launch exceeds a limit of the chip, before it would call the runtime. */
 EXPORT void warpcheck_CuteDSLRT_TVMFFISetRaisedCudaLaunchError(SetErrorParts set_error, int32_t grid_x, int32_t grid_y,
                                                      int32_t grid_z, int32_t block_x, int32_t block_y,
                                                      int32_t block_z, int32_t cluster, int64_t smem_bytes) {

@@ -1,4 +1,4 @@
-// Floating-point instructions. PTX ISA 9.7.3 - 9.7.5.
+// Execution of floating-point instructions. PTX ISA 9.7.3 - 9.7.5.
 #include <cfenv>
 
 #include "engine.hpp"
@@ -12,7 +12,7 @@ namespace warpcheck {
 namespace {
 
 struct Mode : mod::Float {
-    int rounding;       // as the functions of numerics.hpp take it
+    int rounding;       // a rounding mode of numerics.hpp
     explicit Mode(const mod::Float& f) : mod::Float(f), rounding(int(f.rounding)) {}
 };
 
@@ -23,14 +23,15 @@ float finish(float r, const Mode& m) {
     return r;
 }
 
-// Flushes by the result that an unbounded exponent would give: rounding up to the least normal number is no escape.
+// Applies .ftz and .sat. PTX flushes by the result with an unbounded exponent: a result below the least normal number
+// is flushed even if it rounds up to it.
 float finish(float r, double exact, const Mode& m) {
     constexpr float least = std::numeric_limits<float>::min();
     if (m.ftz && std::fabs(r) == least && std::fabs(round_float(exact * 0x1p64, m.rounding)) < least * 0x1p64f) r = std::copysign(0.0f, r);
     return finish(r, m);
 }
 
-// A sum that is exactly zero is -0 when rounding down, unless both terms are +0.
+// Sign of an exact zero sum: -0 when rounding down, unless both terms are +0.
 double signed_zero(double sum, double a, double b, int rounding) {
     if (sum != 0 || rounding != int(Round::Down)) return sum;
     return std::signbit(a) || std::signbit(b) ? -0.0 : 0.0;
@@ -52,7 +53,7 @@ float binary32(Op op, float a, float b, const Mode& m) {
         case Op::fadd: exact = add_odd(a, b); break;
         case Op::fsub: exact = add_odd(a, -double(b)); break;
         case Op::fmul: exact = double(a) * double(b); break;
-        default: {      // a quotient that is not exact in binary64 is never halfway for binary32
+        default: {      // an inexact binary64 quotient is never halfway between two binary32 values
             const double q = double(a) / double(b);
             exact = std::isfinite(b) && std::isfinite(q) ? round_to_odd(q, -std::fma(q, double(b), -double(a)) * (b > 0 ? 1 : -1)) : q;
         }
@@ -79,8 +80,8 @@ WARPCHECK_FMA void fma_row(const float* a, const float* b, const float* c, float
 }
 #endif
 
-// Sums, products and fused ones in the plain mode, on whole rows of `Count` binary32 numbers. False where that is not what is
-// asked.
+// Vectorised add, mul and fma on rows of `Count` binary32 numbers. Returns false for modes other than round to nearest
+// without flushing.
 template <int Count>
 bool plain_rows(Exec& x, const Mode& m) {
     if (m.rounding || m.ftz || m.sat || m.relu || x.mask != ~0u) return false;
@@ -129,7 +130,7 @@ T extreme(Op op, T a, T b, const Mode& m) {
     return m.xorsign ? std::copysign(r, negative ? T(-1) : T(1)) : r;
 }
 
-// 16-bit formats: operands are exact in binary64, and the result is rounded once.
+// 16-bit formats: the operands are exact in binary64, and the result is rounded once.
 struct Half {
     bool bf16;
     float decode(uint32_t bits) const { return bf16 ? bf16_to_float(uint16_t(bits)) : f16_to_float(uint16_t(bits)); }
@@ -165,7 +166,8 @@ uint32_t half_op(Op op, uint32_t a, uint32_t b, uint32_t c, const Half& h, const
     }
 }
 
-// f64 directed rounding is rare: the host's rounding mode serves, behind volatile operands.
+// f64 with directed rounding uses the host's rounding mode. The operands are volatile, so that the compiler does not
+// move the arithmetic out of it.
 double directed64(Op op, double a, double b, double c, int rounding) {
     static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
     const int old = std::fegetround();

@@ -1,4 +1,4 @@
-// Integer, logic and bit instructions; comparisons and selections. PTX ISA 9.7.1, 9.7.2, 9.7.6, 9.7.8.
+// Execution of integer, logic and bit instructions, comparisons and selections. PTX ISA 9.7.1, 9.7.2, 9.7.6, 9.7.8.
 #include <type_traits>
 
 #include "engine.hpp"
@@ -128,7 +128,7 @@ bool widening(Exec& x) {
     }
 }
 
-// add.cc, addc, ...: the carry is a predicate register.
+// add.cc, addc and the like. The carry is a predicate register.
 template <class T>
 void with_carry(Exec& x) {
     using U = Un<T>;

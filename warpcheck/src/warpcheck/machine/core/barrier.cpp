@@ -1,5 +1,4 @@
-// mbarrier objects, named barriers and the cluster barrier. PTX ISA 9.7.13.1 - 9.7.13.3, 9.7.13.15.
-// m of mbarrier rows: space, byte offset, release/acquire, scope, variant.
+// Execution of mbarrier instructions, named barriers and the cluster barrier. PTX ISA 9.7.13.1 - 9.7.13.3, 9.7.13.15.
 #include "engine.hpp"
 #include "lanes.hpp"
 
@@ -62,7 +61,7 @@ void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& 
     finish_phase(cta, offset, bar);
 }
 
-// The asynchronous arrivals.
+// complete_tx and arrive by an asynchronous operation.
 void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op, const Order& from) {
     races_.barrier_use(agent(op, true), mbarrier(cta, offset).born, op.cta != &cta);
     complete_tx(cta, offset, bytes, from);
@@ -73,7 +72,7 @@ void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op, const Order& f
     arrive(cta, offset, 1, 0, from, op.place);
 }
 
-// tcgen05.commit hands tensor memory over by itself.
+// Arrival of tcgen05.commit. It releases tensor memory without a fence.
 void Engine::arrive_committed(Cta& cta, uint32_t offset, const AsyncOp& op) {
     Order order = completion(op);
     if (races_.enabled) {
@@ -83,7 +82,7 @@ void Engine::arrive_committed(Cta& cta, uint32_t offset, const AsyncOp& op) {
     arrive(cta, offset, op, order);
 }
 
-// A CTA has ended: every phase that was begun should be complete.
+// Reports each mbarrier of an ended CTA whose current phase has arrivals or bytes but is incomplete.
 void Engine::check_barriers_left(const Cta& cta) {
     for (const auto& [offset, bar] : cta.barriers) {
         if (bar.pending == int64_t(bar.expected) && bar.tx == 0) continue;
@@ -103,7 +102,7 @@ Next Engine::mbar_wait(Exec& x) {
     Fragment& f = x.f;
     uint32_t result = 0;
     bool parked = false;
-    const Cta* waited = nullptr;    // for the record: the last that was complete
+    const Cta* waited = nullptr;    // recorded for the clock model: the last lane's barrier whose phase is complete
     uint32_t waited_offset = 0;
     uint64_t waited_phases = 0;
     const mod::Mbarrier& m = in.as<mod::Mbarrier>();
@@ -114,11 +113,11 @@ Next Engine::mbar_wait(Exec& x) {
         Mbarrier& bar = mbarrier(cta, offset);
         races_.barrier_use(agent_of(x.w, current_.row), bar.born, &cta != x.w.cta);
         const uint64_t v = x.value(1, l);
-        uint64_t wanted;    // the phase that must be complete
+        uint64_t wanted;    // number of the phase that must be complete
         bool complete;
         if (parity_form) {
             complete = (bar.phase & 1) != (v & 1);
-            wanted = bar.phase;     // if incomplete: the current one
+            wanted = bar.phase;     // an incomplete phase is the current one
         } else {
             wanted = v >> 32;
             complete = bar.phase > wanted;
@@ -139,7 +138,7 @@ Next Engine::mbar_wait(Exec& x) {
         }
     });
     if (!(result == x.mask) && in.op == Op::mbar_try_wait && !f.timed_out) {
-        // The instruction may suspend; it may also give up at once, and the schedule sometimes lets it.
+        // A try_wait may suspend or return false at once; the scheduler sometimes makes it return false.
         const bool give_up = scheduler_->gives_up();
         if (!give_up) {
             f.wait = Wait::Mbarrier;
@@ -213,7 +212,7 @@ Next Engine::named_barrier(Exec& x) {
     if (x.w.timed) x.w.timed->note(Timed::Named, int64_t(id), expected);
     bar.expected = expected;
     races_.release(x.w.clock, bar.release, x.mask);
-    // The barrier counts whole warps when they come together.
+    // If all living lanes arrive together, the barrier counts the whole warp.
     const bool whole = x.mask == x.w.alive;
     bar.arrived += whole ? 32 : uint32_t(__builtin_popcount(x.mask));
     if (in.op == Op::bar_red) {
@@ -231,7 +230,7 @@ Next Engine::named_barrier(Exec& x) {
     }
     effect();
     const bool complete = bar.arrived >= target;
-    if (complete) release_named(cta, uint32_t(id));     // advances the waiters, this fragment among them
+    if (complete) release_named(cta, uint32_t(id));     // advances all waiters, including this fragment
     if (in.op == Op::bar_arrive) return Next::Advance;
     return complete ? Next::Jumped : Next::Stay;
 }
@@ -277,7 +276,8 @@ Next Engine::cluster_barrier(Exec& x) {
     return Next::Advance;
 }
 
-// Do lanes that arrive together complete a phase before the last of them? Then what the others did is not in it.
+// True if lanes that arrive in one instruction complete a phase before the last of them arrives. Later lanes then
+// belong to the next phase, so their accesses must not be released into the completed one.
 bool Engine::phase_ends_amid(Exec& x) {
     const mod::Mbarrier& m = x.in.as<mod::Mbarrier>();
     const uint64_t address = x.value(0, x.first_lane()) + uint64_t(m.offset);
@@ -308,7 +308,7 @@ Next Engine::barrier(Exec& x) {
     Order order;
     const bool arrival = in.op == Op::mbar_arrive || in.op == Op::mbar_arrive_drop;
     const bool apart = arrival && m.strong && races_.enabled && phase_ends_amid(x);
-    uint32_t epoch = x.w.clock.epoch;       // that a release publishes
+    uint32_t epoch = x.w.clock.epoch;       // the epoch that the release publishes
     if (arrival && m.strong && !apart) races_.release(x.w.clock, order, x.mask);
     if (arrival && !m.strong) races_.release_relaxed(x.w.clock, order);
     for_lanes(x.mask, [&](int l) {
@@ -333,7 +333,7 @@ Next Engine::barrier(Exec& x) {
                 if (v < 1 || v > uint64_t(kMaxTx)) fail(Check::BarrierMisuse, "mbarrier.init with count " + std::to_string(v));
                 if (cta.barriers.count(offset)) {
                     const Mbarrier& old = cta.barriers[offset];
-                    // Lanes that say the same in one instruction.
+                    // All lanes of one instruction initialise the barrier with the same count.
                     const bool by_lanes = old.init.row == current_.row && old.init.warp == current_.warp && old.init.cta == current_.cta &&
                                           old.expected == v && old.phase == 0 && old.pending == int64_t(v) && old.tx == 0;
                     SimError error(by_lanes ? Check::BarrierInitLanes : Check::BarrierMisuse, "mbarrier.init of a live barrier: " + program_.barrier(offset));

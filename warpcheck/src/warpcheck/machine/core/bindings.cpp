@@ -1,4 +1,4 @@
-// The engine as the Python module warpcheck.machine._core.
+// Python module warpcheck.machine._core: the engine.
 #include "python.hpp"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr const char* kProgram = "warpcheck.Program";
 constexpr const char* kTouched = "warpcheck.Touched";
 using TouchedPtr = std::shared_ptr<Touched>;
 
-// (kind, word offset, register number or -1, bits, negated)
+// Operand from the tuple (kind, word offset, register number or -1, bits, negated).
 Operand operand_from(PyObject* t) {
     Operand o;
     o.kind = Operand::Kind(whole(item(t, 0)));
@@ -28,9 +28,10 @@ Operand operand_from(PyObject* t) {
     return o;
 }
 
-// Arguments: rows: (op, type, type2, destinations, sources, modifiers in the order of their record, guard, aligned, sync); constants: (value,
-// offset, words); words of constants; presets: (operand, code, value); words of registers; their number; bytes of local memory; bytes of
-// static shared memory; most registers; names of barriers by offset.
+// Program from the tuple (rows, constants, constant words, presets, register words, register count, local bytes, static
+// shared bytes, maximum registers, barrier names by offset).
+// A row is (op, type, type2, destinations, sources, modifiers in the order of their record, guard, aligned, sync), a
+// constant (value, offset, words), a preset (operand, code, value).
 Ref make_program(PyObject* arguments) {
     auto p = std::make_unique<Program>();
     each(item(arguments, 0), [&](PyObject* t) {
@@ -86,7 +87,7 @@ Ref error_tuple(const SimError& e) {
     return tuple_of(kCheckNames[int(e.check)], e.what(), place_tuple(e.place), others, e.barrier);
 }
 
-// What is told of a launch, by the names of `Config`'s fields; what is left out stays as it is there.
+// Config from a dictionary whose keys are the fields of `Config`. Fields without a key keep their defaults.
 Config config_from(PyObject* options) {
     Config c;
     each_of_dict(options, [&](PyObject* key, PyObject* value) {
@@ -125,7 +126,7 @@ Config config_from(PyObject* options) {
     return c;
 }
 
-// Runs a launch of a program; the result is a dictionary, with "error" when the kernel did something wrong.
+// Runs a launch. Returns a dictionary; it has the key "error" if a finding ended the run.
 Ref run(PyObject* arguments) {
     const Config config = config_from(item(arguments, 1));
     Engine engine(held<Program>(item(arguments, 0), kProgram), config);
@@ -153,7 +154,7 @@ Ref run(PyObject* arguments) {
     put(result, "touched", may_overlap ? capsule(kTouched, new TouchedPtr(engine.touched())) : none());
     for (const TraceEvent& t : engine.trace) append(trace, tuple_of(t.time, t.cta, t.warp, t.row, t.count, t.what));
     put(result, "trace", trace);
-    // (cta, warp, SM, executed, runs of rows, events), the last two as raw arrays
+    // (cta, warp, SM, executed, runs of rows, events); runs and events are bytes of the raw arrays
     for (const WarpRecord& r : engine.records)
         append(records, tuple_of(r.cta, r.warp, r.sm, r.executed, raw_bytes(r.runs.data(), r.runs.size() * sizeof(WarpRecord::Run)),
                                  raw_bytes(r.events.data(), r.events.size() * sizeof(TimedEvent))));
@@ -161,7 +162,8 @@ Ref run(PyObject* arguments) {
     return result;
 }
 
-// The 128 bytes of a tensor map, of a dictionary: base, type, extent, stride, box; others are 0 and element_stride 1.
+// Returns the 128 bytes of a tensor map. Takes a dictionary with base, type, extent, stride and box; other fields
+// default to 0, element_stride to 1.
 Ref encode_map(PyObject* arguments) {
     TensorMap m;
     bool has_steps = false;
@@ -201,7 +203,7 @@ Ref names(const char* const (&list)[n]) {
     return d;
 }
 
-// "A, B = 4, C" -> {"A": 0, "B": 4, "C": 5}
+// Parses the text of an enumeration: "A, B = 4, C" -> {"A": 0, "B": 4, "C": 5}.
 Ref enumeration(const std::string& text) {
     const Ref d(PyDict_New());
     int code = 0;
@@ -214,7 +216,7 @@ Ref enumeration(const std::string& text) {
     return d;
 }
 
-// A field of a record, and what it takes: "bool", "int", or the enumerators of its type.
+// Field of a modifier record, with its type: "bool", "int", or the enumerators.
 struct Field {
     const char *name, *values;
 };
@@ -238,7 +240,7 @@ std::vector<Field> fields_of(mod::Record record) {
     return {};
 }
 
-// The fields of a record in their order: name -> what it takes, an enumeration as its codes by name.
+// Fields of a record, in order: name -> type. An enumeration is a dictionary of its codes by name.
 Ref record_fields(mod::Record record) {
     const Ref d(PyDict_New());
     for (const Field& field : fields_of(record)) {

@@ -1,4 +1,4 @@
-// Vector clocks: what happened before what. races.hpp says how accesses are judged by them.
+// Vector clocks: the happens-before order between accesses. races.hpp compares accesses by these clocks.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace warpcheck {
 
-// Component s: accesses of agent s with an epoch up to it are ordered before the owner of the clock. Copies share their
-// components until one of them learns more: most orders that are passed on hold what the receiver has already.
+// Vector clock. Component s is an epoch: accesses of slot s up to it are ordered before the owner of the clock. Copies
+// share their components until one of them grows (copy on write), because most joins add nothing new.
 class Clock {
 public:
     Clock() = default;
@@ -57,7 +57,7 @@ private:
         own(other.size());
         for (uint32_t i = 0; i < other.size(); ++i) shared_->at[i] = std::max(shared_->at[i], other.shared_->at[i]);
     }
-    // Components of its own, `count` at least.
+    // Makes the components unshared, with at least `count` of them.
     void own(uint32_t count) {
         if (!shared_) {
             shared_ = new Shared{1, {}};
@@ -71,21 +71,22 @@ private:
     Shared* shared_ = nullptr;
 };
 
-// Orders that travel beside plain happens-before: accesses that a fence has made visible to somebody who does not see
-// every access that happened before.
+// Orders beside plain happens-before. Each one lists the accesses that a fence, or a weaker mechanism, has ordered for
+// a purpose that plain happens-before does not cover, such as another proxy.
 enum Via : uint8_t {
-    kAsyncGlobal, kAsyncShared,     // generic accesses to global and shared memory -> async proxy
-    kBarrierInit,                   // mbarrier.init -> other CTAs and the async proxy
+    kAsyncGlobal, kAsyncShared,     // generic accesses to global and shared memory, made visible to the async proxy
+    kBarrierInit,                   // mbarrier.init, made visible to other CTAs and the async proxy
     kMapReleased,                   // generic accesses to tensor maps, released to the tensormap proxy
-    kTensorReleased,                // tcgen05 operations handed over by a commit or tcgen05.fence::before_thread_sync
-    kTensorWaited,                  // and those that a thread waited for before it arrived, with no fence: in practice over
-    kCopyWaited,                    // bulk stores that a thread waited for, and what a proxy fence had shown them: the same
-    kCopyArrived,                   // what a thread did before its cp.async.mbarrier.arrive: in practice handed over as well
-    kCarried,                       // those above pass from thread to thread, those below take effect where their fence is
+    kTensorReleased,                // tcgen05 operations, released by a commit or tcgen05.fence::before_thread_sync
+    kTensorWaited,                  // the same, waited for before an arrival without a fence: ordered in practice
+    kCopyWaited,                    // bulk stores that a thread waited for, and what a proxy fence showed them: ordered in practice
+    kCopyArrived,                   // accesses of a thread before its cp.async.mbarrier.arrive: ordered in practice
+    kCarried,                       // kinds above pass between threads; kinds below take effect in the fencing thread only
     kMap = kCarried, kTensor, kVias
 };
 
-// Some lanes of a warp have published more than the warp as a whole. Not `granted`: as by kCopyArrived.
+// Some lanes of a warp have published accesses up to a later epoch than the whole warp. If not `granted`, the order is
+// that of kCopyArrived.
 struct Partial {
     uint32_t slot, epoch, lanes;
     bool granted = true;
@@ -110,12 +111,12 @@ struct Order {
             }
         partial.push_back(added);
     }
-    // As `join`, for the same thread: with what does not pass from thread to thread.
+    // Joins an order of the same thread, including the kinds that do not pass from thread to thread.
     void absorb(const Order& other) {
         join(other);
         for (int i = kCarried; i < kVias; ++i) via[i].join(other.via[i]);
     }
-    // With what `other` is ordered after, but by practice alone.
+    // Joins everything that `other` is ordered after, as order in practice only (kCopyArrived).
     void lean_on(const Order& other) {
         for (int i = 0; i < kCarried; ++i) via[i].join(other.via[i]);
         via[kCopyArrived].join(other.seen);
@@ -127,42 +128,43 @@ struct Order {
     void clear() { *this = Order(); }
 };
 
-// What some lanes of a warp acquired alone.
+// Order that only some lanes of a warp have acquired.
 struct Held { uint32_t lanes; Order order; };
-// A cp.async that lanes waited for: each has seen what it copied itself.
+// A cp.async that lanes waited for. Each lane sees only the bytes that it copied itself.
 struct Copied { uint32_t slot, epoch, lanes; };
 
-// Reach of a release or an acquire: threads of the CTA, of the cluster, of the chip.
+// Scope of a release or an acquire: CTA, cluster, GPU.
 constexpr int kScopes = 3;
 
-// The clock state of one warp. What a lane acquires, and what it releases, is its own; of the other lanes what they
-// acquired and did before the warp last synchronised.
+// Clock state of one warp. Each lane acquires and releases for itself. It sees the accesses and acquisitions of other
+// lanes up to the last synchronisation of the warp (`synced`).
 struct WarpClock {
-    Order order;                // what its next operation is ordered after
-    std::vector<Held> held;     // and, of some lanes, more
+    Order order;                // what the next operation of the warp is ordered after
+    std::vector<Held> held;     // orders of some lanes beyond `order`
     std::vector<Copied> copied;
-    Order observed[kScopes];    // relaxed reads, by their reach: made effective by an acquire fence
-    Order fenced[kScopes];      // published by a release fence of this reach: carried by later relaxed writes
-    uint32_t domain[kScopes] = {};      // numbers of its CTA and cluster, and 0
+    Order observed[kScopes];    // by scope: relaxed reads, which take effect at an acquire fence
+    Order fenced[kScopes];      // by scope: published by a release fence, and carried by later relaxed writes
+    uint32_t domain[kScopes] = {};      // numbers of the CTA and of the cluster, and 0 for the GPU
     uint32_t slot = 0, epoch = 1, self_from = 1;
-    uint32_t synced = 0;                // epoch up to which the lanes see each other's accesses
-    uint32_t met = 0;                   // and up to which their reads are over: a shuffle or vote took values of all lanes
+    uint32_t synced = 0;                // lanes see each other's accesses up to this epoch
+    uint32_t met = 0;                   // reads up to this epoch are over: a shuffle or vote exchanged values of all lanes
     uint32_t last_write[32] = {}, last_read[32] = {};   // epochs, by lane
-    uint32_t alive = ~0u;               // lanes that have not ended
-    uint32_t unsynced = 0;              // lanes that may have accesses since
+    uint32_t alive = ~0u;               // lanes that have not exited
+    uint32_t unsynced = 0;              // lanes that may have accesses after `synced`
     bool has_fenced = false, has_observed = false;
 
     void touch(int lane, bool write) {
         (write ? last_write : last_read)[lane] = epoch;
         unsynced |= 1u << lane;
     }
-    // May `lanes` publish for all of the warp?
+    // True if `lanes` may publish the accesses of the whole warp.
     bool whole(uint32_t lanes) const {
         for (uint32_t others = unsynced & ~lanes; others; others &= others - 1)
             if (last_write[__builtin_ctz(others)] > synced || last_read[__builtin_ctz(others)] > std::max(synced, met)) return false;
         return true;
     }
-    // What `lanes` have beside `order`. `own`: for an operation of theirs; else for others, to whom they release it.
+    // Joins what `lanes` have acquired beyond `order`. `own`: the target is an operation of these lanes; otherwise it
+    // is a release to other threads.
     void add_held(Order& to, uint32_t lanes, bool own) const {
         for (const Held& h : held)
             if (h.lanes & lanes) own ? to.absorb(h.order) : to.join(h.order);
@@ -171,13 +173,13 @@ struct WarpClock {
             else if (c.lanes & lanes) to.add({c.slot, c.epoch, c.lanes & lanes});
         }
     }
-    // The lanes have synchronised: all of them have what each had.
+    // The lanes have synchronised: every lane gets what each lane had.
     void share() {
         for (const Held& h : held) order.absorb(h.order);
         for (const Copied& c : copied) order.seen.set(c.slot, c.epoch);
         held.clear(), copied.clear();
     }
-    // Enters the warp's accesses so far, as `lanes` may publish them.
+    // Publishes the warp's accesses so far into `to`, as far as `lanes` may publish them.
     void stamp(Order& to, uint32_t lanes) const {
         if (whole(lanes)) {
             to.seen.set(slot, epoch);

@@ -1,4 +1,4 @@
-// mov, pack/unpack and cvt. PTX ISA 9.7.9.3, 9.7.9.4, 9.7.9.21, 9.7.9.22.
+// Execution of mov, pack, unpack and cvt. PTX ISA 9.7.9.3, 9.7.9.4, 9.7.9.21, 9.7.9.22.
 #include "engine.hpp"
 #include "lanes.hpp"
 
@@ -65,7 +65,7 @@ uint64_t encode_value(Type t, double v, const Cvt& c) {
     }
 }
 
-// An integer to binary32/64, correctly rounded: long double holds every 64-bit integer.
+// Converts an integer to binary32 or binary64 with correct rounding: long double holds every 64-bit integer exactly.
 uint64_t integer_to_float(Type t, uint64_t bits, bool negative, const Cvt& c) {
     const long double v = negative ? -(long double)(0 - bits) : (long double)bits;
     double near = double(v);
@@ -117,7 +117,7 @@ uint64_t convert_value(const Instr& in, uint64_t source, const Cvt& c) {
         double v = float_value(from, source);
         if (c.ftz && from == Type::f32) v = flush(float(v));
         if (!is_float(to)) return float_to_integer(to, v, c);
-        if (c.integral) {   // .rni and friends round to an integral value in floating point
+        if (c.integral) {   // .rni, .rzi and the like round to an integral floating-point value
             switch (c.rounding) {
                 case Round::Zero: v = std::trunc(v); break;
                 case Round::Down: v = std::floor(v); break;
@@ -187,14 +187,14 @@ void unpack(Exec& x) {
     }
 }
 
-// float_to_bf16 to nearest even, without a branch.
+// float_to_bf16 with rounding to nearest even, without a branch.
 uint32_t nearest_bf16(uint32_t bits) {
     const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
     return (bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFF : rounded;
 }
 
 void pack_converted(Exec& x) {
-    // cvt.f16x2.f32 d, a, b: a goes to the upper half.
+    // cvt.f16x2.f32 d, a, b puts a into the upper half.
     const Cvt& c = x.in.as<mod::Convert>();
     const int bits = bits_of(x.in.type);
     const uint32_t n = x.sources();

@@ -1,4 +1,5 @@
-// Asynchronous copies: TMA, bulk copies, cp.async, st.async; clusterlaunchcontrol. PTX ISA 9.7.9.25 - 9.7.9.28.
+// Execution of asynchronous copies (TMA, bulk copies, cp.async, st.async) and of clusterlaunchcontrol. PTX ISA 9.7.9.25
+// - 9.7.9.28.
 #include "engine.hpp"
 #include "lanes.hpp"
 #include "tma.hpp"
@@ -19,7 +20,7 @@ TmaType reduce_type(Type t) {
     }
 }
 
-// Destination CTAs of a multicast, and where each one's mbarrier lies.
+// Destination CTA of a multicast, and the CTA whose mbarrier it signals.
 struct Target { Cta* cta; Cta* bar_cta; };
 
 uint64_t first_address(const std::vector<TmaPiece>& pieces) {
@@ -37,8 +38,8 @@ TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
     return decode_tensormap(s.data);
 }
 
-// ISA 5.5.3.3 has boxes that cross the tensor's boundary filled. An H100 fills one that lies wholly beyond it too, but
-// touches the tensor's first bytes: it faulted where a map began below all memory.
+// ISA 5.5.3.3: elements of a box outside the tensor are filled. If the whole box is outside, an H100 fills it as well
+// but also touches the tensor's first bytes: it faulted on a map whose base was below all allocations.
 void Engine::check_outside(const TensorMap& map, const std::vector<TmaPiece>& pieces) const {
     const bool outside = std::all_of(pieces.begin(), pieces.end(), [](const TmaPiece& p) { return p.fill; });
     if (config_.check_bounds && outside && !is_allocated(map.base, 16))
@@ -60,8 +61,9 @@ void Engine::tma(Exec& x) {
             fail(Check::IllegalInstruction, "the tensor map has rank " + std::to_string(map.rank) + ", the instruction " + std::to_string(m.rank));
         int32_t coords[5] = {};
         for (uint32_t i = 0; i < 5; ++i) coords[i] = x.has(4 + i) ? int32_t(x.value(4 + i, l)) : 0;
-        // Of 42 boxes tried on an H100 every store and every addition from below zero on, in whichever dimension and whether
-        // all of the box lies there or a part, was an illegal instruction; loads are filled there.
+        // Stores and reductions with a negative start coordinate are illegal. An H100 raised an illegal-instruction
+        // error for each of 42 such boxes, in every dimension, whether the box was wholly or partly outside. Loads are
+        // filled.
         if (!is_load && !four)
             for (uint32_t i = 0; i < map.rank; ++i)
                 if (coords[i] < 0)
@@ -291,9 +293,9 @@ void Engine::cp_async(Exec& x) {
     submit(op);
 }
 
-// clusterlaunchcontrol.try_cancel: takes a cluster that has not started yet. The ISA calls the response opaque; it is as
-// chips have it, and as the assembler decodes it, because kernels read it themselves: the first CTA's x in word 0, y in
-// the lower and z in the upper half of word 1, and in bit 0 of word 2 whether there was one.
+// clusterlaunchcontrol.try_cancel: takes over a cluster that has not started. The ISA calls the response opaque, but
+// kernels decode it themselves, so it has the format of chips and of the assembler: word 0 holds x of the first CTA,
+// word 1 y in the lower and z in the upper half, and bit 0 of word 2 tells success.
 void Engine::try_cancel(Exec& x) {
     const mod::TryCancel& m = x.in.as<mod::TryCancel>();
     const int l = x.first_lane();
@@ -360,7 +362,7 @@ void Engine::st_async(Exec& x) {
             }
             std::memset(to.shadow, Cta::kValid, n * size);
         });
-        // A release (ISA 9.7.9.12); 8.9.1.1, which narrows that of bulk copies, does not name these stores.
+        // st.async releases (ISA 9.7.9.12). 8.9.1.1 narrows the order of bulk copies only; it does not name st.async.
         op->steps.push_back([this, self, &bar_cta, bar_offset, n, size] { complete_tx(bar_cta, bar_offset, n * size, *self, completion(*self)); });
         submit(op);
     });
@@ -393,7 +395,8 @@ Next Engine::async_copy(Exec& x) {
                     }
                 if (!read)
                     while (groups.size() > keep) groups.pop_front();
-                // A later wait for what was written needs the last group that is done; it has what came before it.
+                // A later wait for complete writes needs only the last finished group: its order includes the groups
+                // before it.
                 const auto done = [](const std::vector<AsyncPtr>& group) {
                     return std::all_of(group.begin(), group.end(), [](const AsyncPtr& op) { return op->done(); });
                 };
@@ -426,9 +429,9 @@ Next Engine::async_copy(Exec& x) {
             const mod::CpAsyncBarrier& m = in.as<mod::CpAsyncBarrier>();
             std::vector<AsyncPtr> before = w.copies.open;
             for (auto& group : w.copies.committed) before.insert(before.end(), group.begin(), group.end());
-            // An arrival tracks what its own lane's cp.async did (ISA 9.7.13.15.15). What else the lane did before is ordered
-            // by practice: NVIDIA's attention backward hands over zeros that the thread stored beside its copies. By the
-            // letter of 8.9.1.1 it is not.
+            // An arrival tracks the cp.async operations of its own lane (ISA 9.7.13.15.15). It also orders the lane's
+            // other earlier accesses in practice: NVIDIA's attention backward stores zeros beside its copies and
+            // releases them this way. A strict reading of ISA 8.9.1.1 does not order them.
             for_lanes(x.mask, [&](int l) {
                 uint32_t offset;
                 Cta& cta = shared_cta(w, m.space, x.value(0, l) + uint64_t(m.offset), offset);

@@ -1,4 +1,4 @@
-// Launch, schedule, retirement.
+// Launch of a grid, scheduling loop, and retirement of CTAs.
 #include "engine.hpp"
 
 #include "lanes.hpp"
@@ -6,9 +6,9 @@
 namespace warpcheck {
 namespace {
 
-constexpr uint32_t kIdleRounds = 128;   // time-outs granted to waits with a limit before nothing can change any more
+constexpr uint32_t kIdleRounds = 128;   // time-outs that waits with a limit get before a deadlock is reported
 constexpr uint32_t kThreadsPerBlock = 1024;
-constexpr uint64_t kGoesOn = 1 << 24;      // warp instructions that a run goes on with undefined values
+constexpr uint64_t kGoesOn = 1 << 24;      // warp instructions that a run may execute after an undefined value
 
 const char* wait_name(Wait w) {
     switch (w) {
@@ -131,8 +131,8 @@ void Engine::start_warp(Warp& w) {
     }
 }
 
-// Registers per thread at launch. The assembler's choice is not in the PTX; it is what the register file gives every
-// thread, and no more than any setmaxnreg.inc asks for.
+// Registers per thread at launch. The PTX does not contain the assembler's choice. The model takes an equal share of
+// the register file, but at most the smallest count that a setmaxnreg.inc requests.
 uint32_t Engine::launch_registers(uint32_t threads) const {
     if (program_.max_registers) return program_.max_registers;
     uint32_t registers = std::min(248u, config_.registers_per_sm / threads / 8 * 8);
@@ -141,7 +141,7 @@ uint32_t Engine::launch_registers(uint32_t threads) const {
     return registers;
 }
 
-// What the driver refuses. Afterwards one cluster fits on an empty chip.
+// Refuses launches that the driver refuses. Afterwards one cluster fits on an empty chip.
 void Engine::check_launch() const {
     for (int i = 0; i < 3; ++i)
         if (config_.grid[i] % config_.cluster[i]) fail(Check::LaunchRefused, "the grid is not a multiple of the cluster");
@@ -254,8 +254,8 @@ void Engine::record(Warp& w, int32_t row, uint32_t count, const char* what) {
     if (config_.trace) trace.push_back({time_, int32_t(w.cta->linear), int32_t(w.index), row, count, what});
 }
 
-// Remembers which registers were written since the last wgmma.fence. A mov only renames: the assembler gives both names
-// one register, so the copy is as old as its source, and a constant is never too young.
+// Records when registers were written, for the check of wgmma.fence. The assembler merges source and destination of a
+// mov into one register: the copy takes the age of its source, and a constant counts as fenced.
 void Engine::note_writes(Warp& w, const Instr& in) {
     const Operand* ops = program_.operands.data() + in.first;
     for (uint32_t i = 0; i < in.ndst; ++i) {
@@ -266,7 +266,7 @@ void Engine::note_writes(Warp& w, const Instr& in) {
     }
 }
 
-// Runs one warp for at most `quantum` instructions. False when the warp has ended.
+// Runs one warp for at most `quantum` instructions. Returns false if the warp has ended.
 bool Engine::run_warp(Warp& w, uint32_t quantum) {
     const int32_t first_row = w.fragments.empty() ? -1 : int32_t(w.fragments.front().pc);
     uint32_t done = 0;
@@ -274,7 +274,8 @@ bool Engine::run_warp(Warp& w, uint32_t quantum) {
     uint64_t* counts = counters.by_warp[w.index].data();
     running_ = &w;
     while (done < quantum) {
-        // The lowest program counter first: fragments then meet again where control flow joins.
+        // The fragment with the lowest program counter runs first, so that fragments meet again where control flow
+        // joins.
         Fragment* f = nullptr;
         for (Fragment& g : w.fragments)
             if ((g.wait == Wait::None || (polls(g.wait) && g.poll_epoch != epoch_)) && (!f || g.pc < f->pc)) f = &g;

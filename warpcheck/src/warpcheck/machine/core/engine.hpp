@@ -1,4 +1,4 @@
-// One launch on the emulated chip: runs warps and asynchronous operations under a seeded schedule.
+// One launch on the emulated chip. The engine runs warps and asynchronous operations in the order of a seeded schedule.
 #pragma once
 
 #include <functional>
@@ -24,58 +24,59 @@ struct Config {
     std::vector<uint8_t> params;
     std::vector<Region> regions;    // sorted by base
     uint32_t sms = 4;
-    // The chip's, from the table in chips.py.
+    // Limits of the chip, from the table in chips.py.
     uint32_t shared_per_block = 0, shared_per_sm = 0, registers_per_sm = 0, threads_per_sm = 0, blocks_per_sm = 0;
     bool has_tmem = false;
-    uint16_t arch = 0;              // 80 for sm_80: how mma.sync sums
+    uint16_t arch = 0;              // 80 for sm_80; selects how mma.sync sums
     uint64_t seed = 0;
     Schedule schedule = Schedule::RoundRobin;
     bool check_bounds = true, check_poison = true, check_races = true, check_tmem = true;
     bool check_letter = false, check_leftovers = false;
-    bool order_by_letter = false;   // tcgen05.mma are ordered only where ISA 9.7.16.6.2 pipelines them
-    bool collect = false;           // findings are noted, and the kernel goes on
-    uint64_t off = 0;               // checks that are not told, a bit each
+    bool order_by_letter = false;   // tcgen05.mma are ordered only as ISA 9.7.16.6.2 requires
+    bool collect = false;           // record findings and continue
+    uint64_t off = 0;               // bit mask of checks that are not reported
     bool trace = false;
-    bool timing = false;            // record what a clock can time
-    uint64_t limit = 0;             // warp instructions, 0 for no limit
-    uint32_t resident = 0;          // clusters that run at a time, 0 for as many as fit
-    bool cooperative = false;       // all CTAs are resident, or the launch is refused
-    bool overlaps = false;          // the grid before may still run when this one starts
-    std::shared_ptr<const Touched> before;      // what that grid touched; null: unknown, so everything
+    bool timing = false;            // record what the clock model needs
+    uint64_t limit = 0;             // of warp instructions; 0: no limit
+    uint32_t resident = 0;          // clusters that are resident at a time; 0: as many as fit
+    bool cooperative = false;       // all CTAs are resident at once, otherwise the launch is refused
+    bool overlaps = false;          // the previous grid may still run when this one starts
+    std::shared_ptr<const Touched> before;      // memory of the previous grid; null: unknown, so all memory
 };
 
-// An asynchronous operation: a few steps that the schedule runs in order, each at a time of its choosing.
+// Asynchronous operation: a few steps, which run in order at times that the schedule chooses.
 struct AsyncOp {
     const char* name = "";
     Place place;
     Cta* cta = nullptr;
     std::vector<std::function<void()>> steps;
     size_t next = 0;
-    uint64_t pipe = 0;      // key of its pipe, 0 if it is ordered with nothing
+    uint64_t pipe = 0;      // key of its pipe; 0: ordered with no other operation
     bool async_proxy = true;
-    Order order;            // what it is ordered after
-    uint32_t slot = 0, epoch = 0;               // of its reads
-    uint32_t write_slot = 0, write_epoch = 0;   // of its writes
-    bool keeps_slots = false;                   // they belong to a pipe or a thread
-    std::vector<std::shared_ptr<AsyncOp>> before;       // of other pipes: complete before its first step
-    std::vector<int32_t> registers;     // in flight until waited for
+    Order order;            // what the operation is ordered after
+    uint32_t slot = 0, epoch = 0;               // clock slot and epoch of its reads
+    uint32_t write_slot = 0, write_epoch = 0;   // clock slot and epoch of its writes
+    bool keeps_slots = false;                   // the slots belong to a pipe or a thread
+    std::vector<std::shared_ptr<AsyncOp>> before;       // in other pipes: must complete before its first step
+    std::vector<int32_t> registers;     // destination registers, in flight until a wait
 
     bool done() const { return next == steps.size(); }
 };
 using AsyncPtr = std::shared_ptr<AsyncOp>;
 
-// Operations that execute in issue order among themselves.
+// Queue of operations that execute in the order of issue.
 struct Pipe {
     std::deque<AsyncPtr> ops;
     uint64_t key = 0;
 };
 
-// By the letter of the ISA: the tcgen05 operations that one thread has issued, and what each kind of them orders.
+// Order of one thread's tcgen05 operations under `order_by_letter`: what it has issued, and what each kind of them
+// orders.
 enum class TensorKind : uint8_t { Mma, Copy, Shift, Commit };
 struct TensorIssue {
     struct Kind {
         std::vector<AsyncPtr> open;     // not known to be complete
-        Order done;                     // their completions
+        Order done;                     // completions of the earlier ones
     };
     Kind kinds[2][3];       // by cta_group and kind
     std::map<std::array<uint32_t, 2>, uint64_t> chains;     // accumulator and shape -> key of the pipe
@@ -83,28 +84,28 @@ struct TensorIssue {
 
 struct TraceEvent {
     uint64_t time;
-    int32_t cta, warp;      // warp -1: an asynchronous operation
+    int32_t cta, warp;      // warp -1: asynchronous operation
     int32_t row;
     uint32_t count;         // instructions of the slice
-    const char* what;       // asynchronous operation's name, or what the warp now waits for
+    const char* what;       // name of the asynchronous operation, or what the warp waits for
 };
 
 struct Counters {
     std::map<std::string, uint64_t> bytes;
     uint64_t mma_flops = 0;
-    std::vector<uint64_t> waits;            // by row
+    std::vector<uint64_t> waits;            // by instruction row
     std::vector<std::vector<uint64_t>> by_warp;    // [warp in CTA][row]
 };
 
 enum class Next : uint8_t { Advance, Stay, Jumped };
 
-// A piece of memory that one lane touches.
+// Bytes of memory that one lane accesses.
 struct Span {
     uint8_t* data = nullptr;
-    uint8_t* shadow = nullptr;      // one byte per byte, or nullptr: always defined
-    Cta* cta = nullptr;             // shared memory
+    uint8_t* shadow = nullptr;      // one byte per byte; null: always defined
+    Cta* cta = nullptr;             // CTA whose shared memory it is, or null
     uint32_t offset = 0;            // in the shared window
-    uint64_t address = 0;           // global memory
+    uint64_t address = 0;           // in global memory
     Space space = Space::Global;
 };
 
@@ -113,15 +114,15 @@ inline CtaMemory memory_of(Cta& cta) {
 }
 
 Agent agent_of(const Warp& w, int32_t row);
-// Of the operations that one thread issues.
+// Key of the pipe of operations that one thread issues.
 inline uint64_t pipe_key(const Warp& w, int lane) { return (uint64_t(w.cta->linear) * 64 + w.index) * 64 + uint64_t(lane) + 1; }
 uint64_t apply_atomic(Type type, AtomicOp op, uint64_t old, uint64_t a, uint64_t b);
 
-// How often an instruction sees the same while nothing changes before it waits for a change. Loops of weak loads may
-// have another end.
+// How often an instruction may read the same values in an unchanged machine before it waits for a change. Loops of weak
+// loads get more, because they may have another exit condition.
 constexpr uint32_t kLooks = 2, kWeakLooks = 1 << 16;
 
-// An instruction being executed by a fragment.
+// Instruction that a fragment is executing.
 struct Exec {
     Warp& w;
     Fragment& f;
@@ -130,7 +131,8 @@ struct Exec {
     uint32_t mask;
     const uint32_t* constants;
 
-    // Who has what lane `l` acquires here: the warp, if all of its lanes do so together.
+    // Lanes that get what lane `l` acquires: the whole warp if all of its living lanes execute the instruction
+    // together.
     uint32_t acquirers(int l) const { return mask == w.alive ? kWarp : 1u << l; }
     const Operand& op(uint32_t i) const { return ops[i]; }
     const Operand& source(uint32_t i) const { return ops[in.ndst + i]; }
@@ -176,7 +178,7 @@ public:
 private:
     friend class Races;
 
-    // engine.cpp: launch, schedule, errors
+    // engine.cpp: launch, schedule
     void check_launch() const;
     bool place_cluster(uint64_t number);
     uint32_t launch_registers(uint32_t threads) const;
@@ -193,10 +195,10 @@ private:
     void effect() { ++epoch_; }
     void record(Warp& w, int32_t row, uint32_t count, const char* what);
     void mix(uint64_t value) { trace_hash = (trace_hash ^ value) * 1099511628211ull; }
-    // Ends the instruction, or the step of an operation, that does this; a run that collects findings goes on behind it.
+    // Ends the current instruction or step with an error. A run that collects findings continues with the next one.
     [[noreturn]] void fail(Check check, const std::string& message) const { throw SimError(check, message); }
     [[noreturn]] void stop(Check check, const std::string& message) const;
-    // A run that collects findings goes on with the values as they are.
+    // Records an error; a run that collects findings continues with the values as they are.
     void note(Check check, const std::string& message);
     void note(SimError error);
     void skip(SimError error);
@@ -280,7 +282,7 @@ private:
     uint32_t slot_of(uint64_t key);
     void submit(const AsyncPtr& op);
     void advance(AsyncOp& op);
-    void force(AsyncOp& op, size_t steps = ~size_t(0));     // runs at least the first `steps` steps now
+    void force(AsyncOp& op, size_t steps = ~size_t(0));     // runs at least the first `steps` steps immediately
     void fire(size_t pipe);
     Agent agent(const AsyncOp& op, bool write) const;
     Order completion(const AsyncOp& op, bool reads_only = false) const;
@@ -322,22 +324,22 @@ private:
     std::vector<std::unique_ptr<Cluster>> clusters_;    // resident
     std::vector<Warp*> warps_;                          // resident
     std::vector<std::unique_ptr<Pipe>> pipes_;
-    std::map<uint64_t, uint32_t> kept_slots_;           // clock slots of keyed pipes, and of threads' bulk stores
-    std::map<uint64_t, TensorIssue> issued_;    // by the letter: by thread
+    std::map<uint64_t, uint32_t> kept_slots_;           // clock slots of pipes with a key, and of threads' bulk stores
+    std::map<uint64_t, TensorIssue> issued_;    // by thread, under order_by_letter
     uint64_t next_chain_ = 0;
     uint64_t next_cluster_ = 0, cluster_count_ = 0;
     uint32_t cluster_grid_[3] = {1, 1, 1};
     uint32_t cluster_size_ = 1;
-    uint64_t epoch_ = 0;            // changes with every effect that a poll could see
+    uint64_t epoch_ = 0;            // changes with every effect that a poll could observe
     uint64_t time_ = 0;
     uint32_t idle_rounds_ = 0;
     uint64_t idle_epoch_ = ~0ull;
     Place current_;
-    uint64_t undefined_since_ = 0;      // instructions executed when a finding first left undefined values
-    Warp* running_ = nullptr;           // at the moment of an error: who executed
+    uint64_t undefined_since_ = 0;      // instructions executed up to the first finding that left undefined values
+    Warp* running_ = nullptr;           // when an error is thrown: the warp that executed
     AsyncOp* advancing_ = nullptr;
     std::vector<Warp*> dead_warps_;
-    std::vector<std::unique_ptr<Cluster>> retired_;     // kept until their last asynchronous operation
+    std::vector<std::unique_ptr<Cluster>> retired_;     // kept until their last asynchronous operation ends
 };
 
 }  // namespace warpcheck

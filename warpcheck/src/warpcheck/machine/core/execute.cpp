@@ -1,10 +1,10 @@
-// Fetch, guard, convergence, control flow and warp-wide instructions.
+// Fetch, guard predicates, convergence, control flow and warp-wide instructions.
 #include "engine.hpp"
 #include "lanes.hpp"
 
 namespace warpcheck {
 
-// Fragments that meet at the same instruction run together again.
+// Joins fragments that have reached the same instruction.
 void Engine::merge(Warp& w) {
     auto& fs = w.fragments;
     for (size_t i = 0; i < fs.size(); ++i) {
@@ -34,14 +34,15 @@ void Engine::settle_load(Warp& w, int32_t id) {
         for (int32_t r : op->registers) w.in_flight[size_t(r)] = 0;
         if (!op->registers.empty()) --w.pending_loads;
         op->registers.clear();
-        if (id >= 0 && config_.check_letter) continue;     // orders nothing but the use, says the letter
+        if (id >= 0 && config_.check_letter) continue;     // a strict reading of the ISA orders only the use of the register
         join_completed(w, *op);
         ops.erase(ops.begin() + long(i));
     }
 }
 
-// Registers of a tcgen05.ld in flight: a use waits for that load (ISA 9.7.16.6.4.5, register dependencies), which has then
-// read its cells; id -1, a wait, means all of the warp's loads. Registers of a wgmma in flight must not be touched.
+// Completes the tcgen05.ld operations whose registers an instruction uses. Such a use waits for the load (ISA
+// 9.7.16.6.4.5, register dependencies), which has then read its cells. id -1, a wait instruction, completes all loads
+// of the warp. A use of registers of a pending wgmma is an error.
 void Engine::settle_registers(Warp& w, const Instr& in) {
     const Operand* ops = program_.operands.data() + in.first;
     for (uint32_t i = 0; i < in.count; ++i) {
@@ -56,7 +57,7 @@ void Engine::settle_registers(Warp& w, const Instr& in) {
     }
 }
 
-// True when all members of a .sync instruction are here; otherwise the fragment waits for them.
+// Returns true if all members of a .sync instruction have arrived; otherwise the fragment waits.
 bool Engine::converged(Exec& x, uint32_t members) {
     members &= x.w.alive;
     if ((x.f.mask & members) == members) return true;
@@ -69,7 +70,7 @@ void Engine::exit_lanes(Warp& w, uint32_t mask) {
     w.clock.alive = w.alive;
     Cta& cta = *w.cta;
     cta.cluster->alive_lanes -= uint32_t(__builtin_popcount(mask));
-    // Lanes that left after arriving at the cluster barrier count no longer on either side.
+    // Lanes that exit after arriving at the cluster barrier are counted neither as arrived nor as alive.
     const uint32_t arrived = uint32_t(w.cluster_arrivals) & mask;
     for (uint32_t m = arrived; m; m &= m - 1)
         if (w.cluster_phase[__builtin_ctz(m)] == cta.cluster->phase) --cta.cluster->arrived;
@@ -133,7 +134,7 @@ void Engine::warp_op(Exec& x) {
                 if (!p) j = l;
                 inside |= uint32_t(p) << l;
                 values[l] = x.src(0)[j];
-                // Reading a lane that does not take part gives an undefined value.
+                // A shuffle from a lane that does not take part gives an undefined value.
                 valid |= uint32_t((source_valid >> j & 1) && (mask >> j & 1)) << l;
             });
             if (x.has_dst(0)) for_lanes(mask, [&](int l) { x.dst(0)[l] = values[l]; });
@@ -220,9 +221,10 @@ void Engine::warp_op(Exec& x) {
     }
 }
 
-// setmaxnreg moves registers between the warp and its CTA's pool (ISA 9.7.19.5). All warps of a warpgroup must execute the
-// same instruction. Packages that run right on chips have other counts in one warpgroup (told), and other places (told by the
-// letter): a chip moves each warp's registers by themselves.
+// setmaxnreg moves registers between the warp and its CTA's pool (ISA 9.7.19.5). All warps of a warpgroup must execute
+// the same instruction. Kernels that run correctly on chips violate both parts: different counts in one warpgroup are
+// reported by default, different instructions only with `letter`, because a chip moves each warp's registers
+// separately.
 Next Engine::set_registers(Exec& x) {
     Warp& w = x.w;
     Cta& cta = *w.cta;
@@ -231,7 +233,7 @@ Next Engine::set_registers(Exec& x) {
     const std::string text = std::string("setmaxnreg.") + (grows ? "inc" : "dec") + " to " + std::to_string(wanted);
     if (wanted % 8 || wanted < 24 || wanted > 256) fail(Check::IllegalInstruction, text + ": not a multiple of 8 in 24..256");
     if (grows ? wanted < have : wanted > have) fail(Check::IllegalInstruction, text + " but the warp has " + std::to_string(have));
-    if (grows && (wanted - have) * 32 > cta.pool_registers) {   // blocks until others release theirs
+    if (grows && (wanted - have) * 32 > cta.pool_registers) {   // blocks until other warps release enough
         x.f.wait = Wait::Registers;
         x.f.poll_epoch = epoch_;
         return Next::Stay;
@@ -254,7 +256,7 @@ Next Engine::set_registers(Exec& x) {
     return Next::Advance;
 }
 
-// By the letter, a warpgroup's warps end with the same number of setmaxnreg executed.
+// With `letter`, all warps of a warpgroup must have executed the same number of setmaxnreg when they end.
 void Engine::check_register_changes(const Cta& cta) {
     for (const auto& [group, changes] : cta.register_changes) {
         const uint32_t warps = std::min<uint32_t>(4, uint32_t(cta.warps.size()) - 4 * group);

@@ -1,4 +1,4 @@
-// What a kernel can do wrong: the checks by name, a finding with its places, and what becomes of it.
+// Names of the checks, and the record and collection of findings.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace warpcheck {
 
-// By the names that warpcheck/src/warpcheck/findings.py describes.
+// The names are those of warpcheck/src/warpcheck/findings.py.
 // clang-format off
 #define WARPCHECK_CHECKS(X) \
     X(Deadlock, "deadlock") X(UnknownInstruction, "unknown-instruction") X(LaunchRefused, "launch-refused") \
@@ -38,7 +38,8 @@ enum class Check : uint8_t {
         count
 };
 
-// `fatal`: no instruction can follow. `barrier`: what the finding is about, if it is a barrier.
+// Error of a kernel. `fatal`: the run cannot continue after it. `barrier`: name of the mbarrier that the finding
+// concerns.
 struct SimError : std::runtime_error {
     Check check;
     Place place;
@@ -48,7 +49,8 @@ struct SimError : std::runtime_error {
     SimError(Check c, const std::string& message) : std::runtime_error(message), check(c) {}
 };
 
-// The same instructions in the same trouble are one finding. `equal`: all its writes left the bytes as they were.
+// Findings of the same check at the same instructions are one, with a count. `equal`: all racing writes left the bytes
+// unchanged.
 struct Finding {
     SimError error;
     uint64_t count = 1;
@@ -57,14 +59,14 @@ struct Finding {
 
 class Findings {
 public:
-    bool collect = false;       // note findings and go on, instead of throwing the first
-    uint64_t off = 0;           // a bit for every check that is not told
-    bool undefined = false;     // what was noted leaves values that no kernel asked for
+    bool collect = false;       // record findings and continue, instead of throwing the first
+    uint64_t off = 0;           // bit mask of the checks that are not reported
+    bool undefined = false;     // a recorded finding left values that the kernel did not compute
 
     bool told(Check check) const { return !(off >> int(check) & 1); }
-    // Is the run to go on after it?
+    // True if the run continues after the error.
     bool goes_on(const SimError& error) const { return !error.fatal && (collect || !told(error.check)); }
-    // The same as before? Then it is only counted.
+    // Counts a finding that is known already. Returns false if it is new.
     bool again(Check check, int32_t row, int32_t other, bool equal = false) {
         if (!collect) return false;
         const auto known = index_.find(key(check, row, other));
@@ -74,7 +76,7 @@ public:
         finding.equal &= equal;
         return true;
     }
-    // Throws it, or keeps it, or forgets it. `equal`: a race of writes that changed nothing.
+    // Throws, records or drops a finding. `equal`: a race of writes that changed nothing.
     void note(SimError error, bool equal = false) {
         const Check check = error.check;
         if (equal) error.check = Check::EqualWrites;
@@ -87,7 +89,7 @@ public:
         index_[key(check, error.place.row, other)] = all_.size();
         all_.push_back({error, 1, equal});
     }
-    // In the order in which they were first seen.
+    // All findings, in the order of their first occurrence.
     std::vector<Finding> all() const {
         std::vector<Finding> named = all_;
         for (Finding& finding : named)
@@ -96,8 +98,8 @@ public:
     }
 
 private:
-    using Key = std::tuple<Check, int32_t, int32_t>;        // rows of the two places
-    // Which of two racing accesses came first is luck.
+    using Key = std::tuple<Check, int32_t, int32_t>;        // the instruction rows of the two places
+    // The order of two racing accesses depends on the schedule, so the key of a race ignores it.
     static Key key(Check check, int32_t row, int32_t other) {
         return check == Check::Race ? Key(check, std::min(row, other), std::max(row, other)) : Key(check, row, other);
     }

@@ -1,10 +1,10 @@
-// What becomes of something that went wrong: it ends the run, is noted, or is left out; and what a deadlock looks like.
+// Handling of errors (end the run, record, or skip the instruction), and the description of a deadlock.
 #include "engine.hpp"
 
 namespace warpcheck {
 namespace {
 
-constexpr uint64_t kAftermath = 100000;     // warp instructions in which a race may explain an undefined value
+constexpr uint64_t kAftermath = 100000;     // warp instructions that may run to find the race behind an undefined value
 
 }  // namespace
 
@@ -35,14 +35,14 @@ void Engine::note(SimError error) {
     findings_.note(std::move(error));
 }
 
-// What could not be done is left out, or ends the run.
+// Skips an operation that failed, or ends the run.
 void Engine::skip(SimError error) {
     annotate(error);
     if (!findings_.goes_on(error)) throw error;
     findings_.note(std::move(error));
 }
 
-// The results of an instruction that was left out are what the registers held; a predicate is true, so that a wait ends.
+// Skips an instruction. Its destination registers keep their values; a predicate becomes true, so that a wait ends.
 Next Engine::skip(Exec& x, const SimError& error) {
     skip(error);
     x.f.wait = Wait::None;
@@ -67,8 +67,9 @@ Next Engine::attempt(Warp& w, Fragment& f, const Instr& in) {
     }
 }
 
-// An undefined value was met. If it was read too early, whoever writes it is still to come, and the race between the two
-// says more: the finder stays where it is, and the others go on for a while. Throws the race, if there is one.
+// Searches for the race behind an undefined value. If the value was read too early, its writer has not run yet, and the
+// race between the two is the better finding. So the reader stops, and the others continue for a while. Throws the race
+// if one is found.
 void Engine::look_for_race() {
     const uint64_t end = executed + kAftermath;
     bool more = true;
@@ -132,7 +133,8 @@ void Engine::deadlock() {
                 text = "waits for the other lanes of its warp at a .sync or .aligned instruction";
                 divergent |= w->fragments.size() > 1 && std::all_of(w->fragments.begin(), w->fragments.end(), [](const Fragment& g) { return g.wait == Wait::Converge; });
             } else if (f.wait == Wait::Registers) {
-                // A warp that has not changed its share yet may still give some of it back: then it is what hangs.
+                // A warp that has not executed its setmaxnreg yet may still release registers; then the deadlock has
+                // another cause.
                 const auto& all = w->cta->warps;
                 starved |= std::none_of(all.begin(), all.end(), [](const auto& other) {
                     return other->alive && !other->register_changes && other->fragments.front().wait != Wait::Registers;

@@ -1,5 +1,5 @@
-// Floating-point formats narrower than 32 bits, and conversions among them.
-// PTX ISA 5.2.3 (formats), 9.7.9.21 (cvt: rounding, .satfinite, NaN).
+// Floating-point formats narrower than 32 bits, and conversions between them. PTX ISA 5.2.3 (formats), 9.7.9.21 (cvt:
+// rounding, .satfinite, NaN).
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ using E2M1 = Format<2, 1, 0x7, 0x7, 0x7>;         // no infinity, no NaN
 using E2M3 = Format<2, 3, 0x1F, 0x1F, 0x1F>;
 using E3M2 = Format<3, 2, 0x1F, 0x1F, 0x1F>;
 
-// The value of a code, exactly. Every format here fits in binary32.
+// Exact value of a code. Binary32 holds every value of these formats.
 template <class F>
 inline float decode_float(uint32_t code) {
     const uint32_t sign = (code & F::sign_bit) ? 0x80000000u : 0;
@@ -50,9 +50,9 @@ inline float decode_float(uint32_t code) {
     return bits_to_float(sign | (exponent + 127 - F::bias) << 23 | mantissa << (23 - F::mantissa_bits));
 }
 
-// Rounds a binary32 value to the format. An overflow gives the largest finite value where the rounding direction
-// or satfinite says so, else infinity (NaN where the format has none). NaN gives the format's positive NaN,
-// or its largest finite value where it has none.
+// Rounds a binary32 value to the format. An overflow gives the largest finite value if the rounding direction or
+// satfinite requires it, else infinity (NaN if the format has no infinity). NaN gives the format's positive NaN, or its
+// largest finite value if it has no NaN.
 template <class F>
 inline uint32_t encode_float(float value, Round round = Round::NearestEven, bool satfinite = false) {
     const uint32_t bits = float_to_bits(value);
@@ -81,7 +81,7 @@ inline uint32_t encode_float(float value, Round round = Round::NearestEven, bool
         default: up = away && rest != 0;
     }
     kept += up;
-    // A carry out of the mantissa moves into the exponent by itself: codes are ordered like values.
+    // A carry out of the mantissa increments the exponent, because codes have the order of their values.
     uint32_t code = kept;
     if (exponent >= min_exponent) code += uint32_t(exponent - min_exponent) << F::mantissa_bits;
     if (code > F::max_code) code = satfinite || toward_zero ? F::max_code : F::inf_code;
@@ -110,21 +110,21 @@ inline uint16_t float_to_bf16(float value, Round round = Round::NearestEven, boo
     return uint16_t(encode_float<BF16>(value, round, satfinite));
 }
 
-// tf32 keeps its ten mantissa bits at the top of a binary32.
+// tf32 is a binary32 whose mantissa keeps its upper ten bits.
 inline uint32_t float_to_tf32(float value, Round round = Round::NearestEven, bool satfinite = false) {
     using TF32 = Format<8, 10, 0x3FBFF, 0x3FC00, 0x3FFFF>;
     const uint32_t code = encode_float<TF32>(value, round, satfinite);
     return code == TF32::nan_code ? 0x7FFFFFFFu : code << 13;
 }
 
-// PTX rounds to the formats of 8 bits and less only with .rn.satfinite.
+// PTX rounds to formats of 8 bits and fewer only with .rn.satfinite.
 inline uint8_t float_to_e4m3(float v) { return uint8_t(encode_float<E4M3>(v, Round::NearestEven, true)); }
 inline uint8_t float_to_e5m2(float v) { return uint8_t(encode_float<E5M2>(v, Round::NearestEven, true)); }
 inline uint8_t float_to_e2m1(float v) { return uint8_t(encode_float<E2M1>(v, Round::NearestEven, true)); }
 inline uint8_t float_to_e2m3(float v) { return uint8_t(encode_float<E2M3>(v, Round::NearestEven, true)); }
 inline uint8_t float_to_e3m2(float v) { return uint8_t(encode_float<E3M2>(v, Round::NearestEven, true)); }
 
-// cvt.{rz,rp}{.satfinite}.ue8m0: the sign is dropped; NaN is 0xFF; round up goes to the next power of two.
+// cvt.{rz,rp}{.satfinite}.ue8m0: drops the sign; NaN gives 0xFF; rounding up goes to the next power of two.
 inline uint8_t float_to_ue8m0(float value, Round round, bool satfinite) {
     const uint32_t magnitude = float_to_bits(value) & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) return 0xFF;
@@ -137,7 +137,7 @@ inline uint8_t float_to_ue8m0(float value, Round round, bool satfinite) {
     return uint8_t(code);
 }
 
-// Bulk conversion of matrix operands; plain loops that compilers vectorise.
+// Bulk conversion of matrix operands, as plain loops that compilers vectorise.
 inline void f16_to_float(const uint16_t* source, float* destination, size_t count) {
     const float scale = bits_to_float((127u + 112u) << 23);     // moves the exponent bias from 15 to 127
     for (size_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Matrix fragments in the registers of a warp, common to mma.sync and wgmma (PTX ISA 9.7.14.5, 9.7.15.5.1.1).
+// Layout of matrix fragments in the registers of a warp, common to mma.sync and wgmma (PTX ISA 9.7.14.5, 9.7.15.5.1.1).
 // With g = thread / 4 and t = thread % 4, and a row of K cut into 32-bit words:
 //   A (16 x K): register r holds word t + 4 (r / 2) of row g + 8 (r % 2); with 8 rows: word t + 4 r of row g
 //   B (K x 8):  register r holds word t + 4 r of column g
@@ -11,13 +11,13 @@
 namespace warpcheck {
 namespace detail {
 
-// Elements of A or B in one 32-bit register.
+// Number of elements of A or B in one 32-bit register.
 inline uint32_t word_elements(MmaType type, Packing packing) {
     return 32 / (packing == Packing::Container8 ? 8 : element_bits(type));
 }
 
-// Unpacks a fragment whose register r lies in row (column, for B) g + 8 (r % row_groups) to
-// out[row * row_stride + element * k_stride].
+// Unpacks a fragment to out[row * row_stride + element * k_stride]. Register r holds row (for B, column) g + 8 (r %
+// row_groups).
 template <class T>
 inline void unpack_fragment(MmaType type, Packing packing, uint32_t registers, uint32_t row_groups, const uint32_t* const* regs,
                             bool negate, T* out, size_t row_stride, size_t k_stride) {
@@ -33,8 +33,8 @@ inline void unpack_fragment(MmaType type, Packing packing, uint32_t registers, u
     }
 }
 
-// Calls f(register, row, column, thread) for two neighbouring columns of an accumulator of `rows` x (8 groups) after the other:
-// two halves of the register, or it and the next.
+// Calls f(register, row, column, thread) for each pair of neighbouring columns of an accumulator of `rows` x (8
+// groups). The pair is in the two halves of the register, or in the register and the next one.
 template <class F>
 inline void each_of_accumulator(bool half, uint32_t rows, uint32_t groups, F&& f) {
     const uint32_t row_groups = rows / 8;
@@ -45,8 +45,8 @@ inline void each_of_accumulator(bool half, uint32_t rows, uint32_t groups, F&& f
                 for (uint32_t t = 0; t < 4; ++t) f(r, 8 * index + g, 8 * group + 2 * t, 4 * g + t);
 }
 
-// Moves an accumulator of `rows` x (8 groups) between registers and matrix[row * row_stride + column * column_stride]. T is
-// float or int32_t; half accumulators are f16 pairs.
+// Moves an accumulator of `rows` x (8 groups) between registers and matrix[row * row_stride + column * column_stride].
+// T is float or int32_t; half accumulators are pairs of f16.
 template <class T>
 inline void unpack_accumulator(bool half, uint32_t rows, uint32_t groups, const uint32_t* const* regs, T* out, size_t row_stride,
                                size_t column_stride) {

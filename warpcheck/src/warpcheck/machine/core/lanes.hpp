@@ -1,4 +1,4 @@
-// Lane-wise access to register rows.
+// Lane-wise access to register rows: read and write one lane, and map a function over the active lanes.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ inline T get(const uint32_t* row, int lane) {
     return v;
 }
 
-// Values narrower than 32 bits are kept zero-extended.
+// Values narrower than 32 bits are stored zero-extended.
 template <class T>
 inline void put(uint32_t* row, int lane, T v) {
     if constexpr (sizeof(T) == 8) std::memcpy(row + 2 * lane, &v, 8);

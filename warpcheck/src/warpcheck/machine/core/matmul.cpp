@@ -1,3 +1,4 @@
+// Sums of products of the tensor cores, in portable C++ and with AVX2 and AVX-512.
 #include "matmul.hpp"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define WARPCHECK_MATMUL_AVX2 1
-#if defined(__GNUC__) && !defined(__clang__)    // GCC 12 warns of its own header's undefined vectors
+#if defined(__GNUC__) && !defined(__clang__)    // GCC 12 warns about undefined vectors in its own header
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -19,12 +20,13 @@
 namespace warpcheck {
 namespace {
 
-// Exponents stand for three kinds of numbers: finite ones; zeros, which never decide the alignment; infinity and NaN,
-// whose sum with anything is beyond kLargest. A product with a zero is below kNothing, any other above it.
+// Exponents encode three kinds of numbers: finite ones; zeros, which never determine the alignment; and infinity or
+// NaN, whose sum with any exponent exceeds kLargest. The exponent of a product with a zero factor is below kNothing, of
+// any other product above it.
 constexpr int kZero = -900, kSpecial = 2000, kNothing = -600;
-// The fast path holds for alignments in this range: factors 2^(F - e) and all results are normal binary32 numbers.
+// Alignments of the fast path: factors 2^(F - e) and all results are normal binary32 numbers.
 constexpr int kSmallest = -100, kLargest = 126;
-constexpr int kLeastExponent = -126;    // of binary32, and what a zero accumulator counts as
+constexpr int kLeastExponent = -126;    // of binary32; a zero accumulator counts with it
 
 int exponent_of(float value, int least) {
     const uint32_t magnitude = float_to_bits(value) & 0x7FFFFFFFu;
@@ -33,7 +35,7 @@ int exponent_of(float value, int least) {
     return std::max(int(magnitude >> 23) - 127, least);
 }
 
-// Cuts toward zero to `bits` mantissa bits, binary32's exponents and subnormals.
+// Truncates to `bits` mantissa bits within binary32's exponent range, subnormals included.
 float cut(double value, int bits) {
     if (value == 0 || !std::isfinite(value)) return float(value);
     const int exponent = std::max(std::ilogb(value), kLeastExponent);
@@ -44,7 +46,7 @@ float round_to_f16(double value) {
     if (value == 0 || !std::isfinite(value)) return float(value);
     const int exponent = std::max(std::ilogb(value), -14);
     const double rounded = std::ldexp(std::nearbyint(std::ldexp(value, 10 - exponent)), exponent - 10);
-    return f16_to_float(float_to_f16(float(rounded)));      // beyond 65504: infinity
+    return f16_to_float(float_to_f16(float(rounded)));      // beyond 65504 the result is infinity
 }
 
 float finish(double sum, MatmulOutput output) {
@@ -56,13 +58,13 @@ float finish(double sum, MatmulOutput output) {
     }
 }
 
-// One sum of a block, for all numbers.
+// Sum of one block, for all operands.
 float sum_block(const Summation& how, uint32_t count, const float* a, const int* a_exponent, const float* b, size_t ldb,
                 const int* b_exponent, float c) {
     int top = std::max(exponent_of(c, kLeastExponent), kLeastExponent);
     for (uint32_t p = 0; p < count; ++p) top = std::max(top, a_exponent[p] + b_exponent[p * ldb]);
     double sum = 0;
-    if (top > kSpecial / 2) {       // infinity or NaN takes part: alignment plays no role
+    if (top > kSpecial / 2) {       // with infinity or NaN, alignment does not matter
         for (uint32_t p = 0; p < count; ++p) sum += double(a[p]) * double(b[p * ldb]);
         return finish(sum + double(c), how.output);
     }
@@ -82,7 +84,7 @@ bool has_avx512() {
     return yes;
 }
 
-// exponent_of for many numbers.
+// exponent_of for an array.
 __attribute__((target("avx2"))) void exponents_avx2(const float* values, uint32_t count, int least, int* out) {
     const __m256i nothing = _mm256_setzero_si256(), last = _mm256_set1_epi32(0x7F7FFFFF);
     uint32_t i = 0;
@@ -96,8 +98,8 @@ __attribute__((target("avx2"))) void exponents_avx2(const float* values, uint32_
     for (; i < count; ++i) out[i] = exponent_of(values[i], least);
 }
 
-// Eight columns of one row. Returns false when a number leaves the range of the fast path.
-// A truncated product has at most 27 bits, so that eight of them fit an int32.
+// Sums of eight columns of one row. Returns false if a number leaves the range of the fast path. A truncated product
+// has at most 27 bits, so eight of them fit an int32.
 __attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32_t count, const float* a, const int* a_exponent,
                                                     const float* b, size_t ldb, const int* b_exponent, float* c) {
     const __m256 old = _mm256_loadu_ps(c);
@@ -109,7 +111,7 @@ __attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32
     }
     __m256i top = _mm256_sub_epi32(_mm256_srli_epi32(magnitude, 23), _mm256_set1_epi32(127));
     top = _mm256_max_epi32(_mm256_max_epi32(top, products), _mm256_set1_epi32(kLeastExponent));
-    // Nothing but zeros sums to +0 at any alignment: masked rows and padding are full of them.
+    // If all terms are zero, the sum is +0 at any alignment. This is common: masked rows and padding are zeros.
     const __m256i zeros = _mm256_and_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(kNothing), products), _mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256()));
     top = _mm256_blendv_epi8(top, _mm256_setzero_si256(), zeros);
     const __m256i outside = _mm256_or_si256(_mm256_cmpgt_epi32(top, _mm256_set1_epi32(kLargest)),
@@ -148,7 +150,7 @@ __attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32
     return true;
 }
 
-// The same for sixteen columns.
+// Sums of sixteen columns of one row.
 __attribute__((target("avx512f,avx512dq"))) bool sum_block_avx512(const Summation& how, uint32_t count, const float* a, const int* a_exponent,
                                                                   const float* b, size_t ldb, const int* b_exponent, float* c) {
     const __m512 old = _mm512_loadu_ps(c);
@@ -221,7 +223,7 @@ void matmul(const Summation& how, uint32_t m, uint32_t n, uint32_t k, const floa
     }
     for (uint32_t start = 0; start < k; start += how.block) {
         const uint32_t count = std::min(how.block, k - start);
-        // Sums of row i from column j on by `sum`, which says when it cannot; then one by one.
+        // Sums row i from column j on in vectors by `sum`; the scalar code takes over if `sum` returns false.
         const auto columns = [&](uint32_t i, uint32_t j, uint32_t width, auto sum) {
             const float *row = a + i * lda + start, *column = b + start * ldb + j;
             const int *row_exponents = &a_exponents[i * k + start], *column_exponents = &b_exponents[start * ldb + j];
@@ -252,7 +254,7 @@ void matmul_scaled_groups(uint32_t m, uint32_t n, uint32_t k, const float* a, si
             int top = std::max(exponent_of(c, kLeastExponent), kLeastExponent);
             double term[kMaxGroups];
             for (uint32_t g = 0; g < groups; ++g) {
-                float sum = 0;              // exact: multiples of 1/4 up to 576
+                float sum = 0;              // exact: the terms are multiples of 1/4, up to 576
                 for (uint32_t p = g * kGroup; p < (g + 1) * kGroup; ++p) sum += a[i * lda + p] * b[p * ldb + j];
                 const float fa = scale_a[i * groups + g], fb = scale_b[g * n + j];
                 term[g] = double(sum) * double(fa) * double(fb);

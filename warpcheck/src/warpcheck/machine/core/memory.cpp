@@ -1,4 +1,4 @@
-// Loads, stores, atomics and addresses. PTX ISA 9.7.9, 9.7.13.5 - 9.7.13.6.
+// Execution of loads, stores, atomics and address instructions. PTX ISA 9.7.9, 9.7.13.5 - 9.7.13.6.
 #include "engine.hpp"
 #include "lanes.hpp"
 #include "mma_sync.hpp"
@@ -41,12 +41,12 @@ uint32_t apply_half(AtomicOp op, bool bf16, uint32_t old, uint32_t a) {
     return float_to_f16(apply_float(op, f16_to_float(uint16_t(old)), f16_to_float(uint16_t(a))));
 }
 
-// One number for a place in global memory, or in the shared memory of a CTA.
+// Unique number of a location in global memory or in the shared memory of a CTA.
 uint64_t place_key(const Span& s) { return s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address; }
 
 }  // namespace
 
-// What an atomic operation leaves in memory. `b` is the swap value of cas.
+// Value that an atomic operation leaves in memory. `b` is the swap value of cas.
 uint64_t apply_atomic(Type type, AtomicOp op, uint64_t old, uint64_t a, uint64_t b) {
     switch (type) {
         case Type::s32: return uint32_t(apply_integer<int32_t>(op, int32_t(old), int32_t(a), int32_t(b)));
@@ -149,7 +149,7 @@ Span Engine::resolve(const Warp& w, Space space, uint64_t address, uint32_t byte
     }
 }
 
-// Lanes whose address is defined; poison in an address is an error.
+// Reports an undefined address. Returns the active lanes.
 uint32_t Engine::address_check(Exec& x, uint32_t source) {
     const uint32_t bad = x.mask & ~x.valid(source);
     if (bad && config_.check_poison) note(Check::Uninitialized, "the address was never given a value");
@@ -383,7 +383,8 @@ void Engine::matrix_fragment(Exec& x) {
         const uint32_t* sources[16];
         for (uint32_t i = 0; i < registers; ++i) sources[i] = x.src(1 + i);
         stmatrix_execute(op, pointers, sources);
-        // A lane that held poison spoils the row it contributed to: register i, lane l goes to row l / 4 of matrix i.
+        // If a lane's register is undefined, the row it writes becomes undefined: register i of lane l belongs to row l
+        // / 4 of matrix i.
         for (uint32_t i = 0; i < registers; ++i) {
             const uint32_t bad = ~x.valid(1 + i);
             for (uint32_t l = 0; bad && l < 32; ++l) {
@@ -412,7 +413,7 @@ void Engine::matrix_fragment(Exec& x) {
     }
 }
 
-// The record of an access: which memory, and how its lanes' addresses fall together.
+// Records an access for the clock: bytes, sectors of global memory, and passes over the banks of shared memory.
 void Engine::note_access(Exec& x) {
     const Instr& in = x.in;
     const bool matrix = in.op == Op::ldmatrix || in.op == Op::stmatrix;
@@ -465,7 +466,7 @@ Next Engine::memory(Exec& x) {
             break;
         case Op::mapa:
             for_lanes(x.mask, [&](int l) {
-                // A rank outside the cluster is an error only where the address is used.
+                // A rank outside the cluster is an error only when the address is used.
                 const uint64_t a = x.value(0, l), rank = x.value(1, l) & 0xFF;
                 const uint64_t moved = (a & ~uint64_t(0xFF000000u)) | rank << kRankShift;
                 if (x.op(0).bits == 64) put<uint64_t>(x.dst(), l, moved);

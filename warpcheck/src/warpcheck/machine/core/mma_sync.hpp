@@ -1,4 +1,4 @@
-// mma.sync (one warp), ldmatrix, stmatrix, movmatrix. PTX ISA 9.7.14.5. The arithmetic is matmul.hpp's.
+// mma.sync of one warp, ldmatrix, stmatrix and movmatrix. PTX ISA 9.7.14.5. matmul.hpp holds the arithmetic.
 #pragma once
 
 #include "enumerations.hpp"
@@ -7,13 +7,13 @@
 
 namespace warpcheck {
 
-// mma.sync.m8n8kK and .m16n8kK with A row-major and B column-major (all shapes but the f16 m8n8k4 of sm_70).
+// mma.sync.m8n8kK and .m16n8kK with row-major A and column-major B: all shapes except the f16 m8n8k4 of sm_70.
 struct MmaSyncOp {
     uint16_t m, n, k;               // elements
     MmaType d_type, a_type, b_type, c_type;
     bool saturate = false;          // .satfinite of integer types
     bool containers = false;        // .kind::f8f6f4: 4- and 6-bit elements in 8-bit containers
-    uint16_t arch = 100;            // the chip's number, 80 for sm_80: decides how products are summed
+    uint16_t arch = 100;            // 80 for sm_80; selects how products are summed
 };
 
 namespace detail {
@@ -30,7 +30,7 @@ inline uint32_t mma_operand_registers(const MmaSyncOp& op, MmaType type, uint32_
 }
 }  // namespace detail
 
-// 32-bit registers per thread (an f64 takes two: low, high).
+// 32-bit registers per thread. An f64 takes two: low, high.
 inline uint32_t mma_sync_registers_a(const MmaSyncOp& op) { return detail::mma_operand_registers(op, op.a_type, op.m); }
 inline uint32_t mma_sync_registers_b(const MmaSyncOp& op) { return detail::mma_operand_registers(op, op.b_type, op.n); }
 inline uint32_t mma_sync_registers_c(const MmaSyncOp& op) { return detail::mma_accumulator_registers(op, op.c_type); }
@@ -38,7 +38,8 @@ inline uint32_t mma_sync_registers_d(const MmaSyncOp& op) { return detail::mma_a
 
 namespace detail {
 
-// Of D^T. Blocks of 16 bytes of K up to sm_89, of 32 bytes since; sm_89 keeps fewer bits of 8-bit floats.
+// Sums of D^T. A block is 16 bytes of K up to sm_89, and 32 bytes on later chips. sm_89 keeps fewer bits of 8-bit
+// floats.
 inline Summation mma_summation(const MmaSyncOp& op) {
     const bool narrow = op.arch == 89 && element_bits(op.a_type) == 8;
     const uint32_t bytes = op.arch >= 90 ? 32 : 16, element = element_bits(op.a_type) < 8 ? 8 : element_bits(op.a_type);
@@ -50,7 +51,8 @@ inline Summation mma_summation(const MmaSyncOp& op) {
 template <class T>
 inline void mma_compute(const MmaSyncOp& op, const uint32_t* const* a_regs, const uint32_t* const* b_regs,
                         const uint32_t* const* c_regs, uint32_t* const* d_regs) {
-    // As D^T = B^T A^T: the eight columns of B lie in registers as rows do, and the rows of A fill more lanes of a host's vectors.
+    // Computes D^T = B^T A^T. The registers hold the eight columns of B like rows, and the rows of A fill more vector
+    // lanes of the host.
     constexpr uint32_t kMaxK = 256;
     T rows[16 * kMaxK], columns[8 * kMaxK], d[8 * 16];
     unpack_fragment(op.a_type, mma_packing(op, op.a_type), mma_sync_registers_a(op), op.m / 8, a_regs, false, rows, 1, op.m);
@@ -63,7 +65,7 @@ inline void mma_compute(const MmaSyncOp& op, const uint32_t* const* a_regs, cons
     pack_accumulator(op.d_type == MmaType::F16, op.m, 1, d, 1, op.m, d_regs);
 }
 
-// Fragments of f64: as those of 32 bits, with 64-bit words of two registers.
+// Fragments of f64 have the layout of 32-bit ones, with 64-bit words in two registers each.
 inline void mma_compute_f64(const MmaSyncOp& op, const uint32_t* const* a_regs, const uint32_t* const* b_regs,
                             const uint32_t* const* c_regs, uint32_t* const* d_regs) {
     const auto load = [](const uint32_t* const* regs, uint32_t r, uint32_t thread) {
@@ -94,7 +96,7 @@ inline void mma_compute_f64(const MmaSyncOp& op, const uint32_t* const* a_regs, 
 
 }  // namespace detail
 
-// a[r], b[r], c[r], d[r] point to the 32 threads' values of register r; d may alias c.
+// a[r], b[r], c[r] and d[r] point to the values of register r in the 32 threads; d may alias c.
 inline void mma_sync_execute(const MmaSyncOp& op, const uint32_t* const* a, const uint32_t* const* b,
                              const uint32_t* const* c, uint32_t* const* d) {
     if ((op.m != 8 && op.m != 16) || op.n != 8 || op.k > 256 || (op.a_type == MmaType::F64 && op.k > 16))
@@ -107,14 +109,14 @@ inline void mma_sync_execute(const MmaSyncOp& op, const uint32_t* const* a, cons
 
 struct LdMatrixOp { MatrixShape shape; uint8_t num; bool trans; };
 
-constexpr uint32_t kMatrixRowBytes = 16;    // bytes read or written at each address
+constexpr uint32_t kMatrixRowBytes = 16;    // read or written at each address
 
 namespace detail {
 constexpr bool is_16x16(MatrixShape s) {
     return s == MatrixShape::M16N16B8 || s == MatrixShape::M16N16B4 || s == MatrixShape::M16N16B6;
 }
 
-// A row of 16 bytes or 16 narrow elements, as 16 bytes.
+// Converts a row of 16 bytes, or of 16 narrow elements, to 16 bytes.
 inline void load_matrix_row(MatrixShape shape, const uint8_t* row, uint8_t out[16]) {
     const bool four = shape == MatrixShape::M8N16B4 || shape == MatrixShape::M16N16B4;
     const bool six = shape == MatrixShape::M8N16B6 || shape == MatrixShape::M16N16B6;
@@ -125,7 +127,7 @@ inline void load_matrix_row(MatrixShape shape, const uint8_t* row, uint8_t out[1
 
 // 32-bit registers per thread.
 inline uint32_t ldmatrix_registers(const LdMatrixOp& op) { return detail::is_16x16(op.shape) ? 2 * op.num : op.num; }
-// Threads 0 .. rows - 1 give addresses.
+// Threads 0 .. rows - 1 supply addresses.
 inline uint32_t ldmatrix_rows(const LdMatrixOp& op) { return (detail::is_16x16(op.shape) ? 16 : 8) * op.num; }
 
 // rows[t] points to the 16 bytes at thread t's address.
@@ -167,7 +169,8 @@ inline void stmatrix_execute(const LdMatrixOp& op, uint8_t* const* rows, const u
     }
 }
 
-// movmatrix.sync.aligned.m8n8.trans.b16: source and destination are 32 threads' values, and may be the same.
+// movmatrix.sync.aligned.m8n8.trans.b16. source and destination hold the values of 32 threads, and may be the same
+// array.
 inline void movmatrix_execute(const uint32_t* source, uint32_t* destination) {
     uint16_t matrix[8][8];
     for (uint32_t thread = 0; thread < 32; ++thread) std::memcpy(&matrix[thread / 4][2 * (thread % 4)], &source[thread], 4);

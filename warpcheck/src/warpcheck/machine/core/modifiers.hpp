@@ -1,6 +1,6 @@
-// The modifiers and immediates of every operation, named once. A record here is what `Lowering.emit` takes as keywords
-// (a bool, an int, or an enumerator by name; what is not given is false, 0, or the first enumerator) and what the
-// engine reads with `in.as<mod::...>()`. A new operation is a line of WARPCHECK_OPS, with a record of WARPCHECK_RECORDS.
+// Records of the modifiers and immediates of every operation. `Lowering.emit` takes the fields as keywords: a bool, an
+// int, or the name of an enumerator; a missing keyword is false, 0, or the first enumerator. The engine reads the
+// record by `in.as<mod::...>()`. A new operation is a line of WARPCHECK_OPS, with a record of WARPCHECK_RECORDS.
 #pragma once
 
 #include <cstring>
@@ -88,7 +88,8 @@
     R(TmemFence, WARPCHECK_TMEM_FENCE) R(TmemCopy, WARPCHECK_TMEM_COPY) R(TmemShift, WARPCHECK_TMEM_SHIFT) R(Umma, WARPCHECK_UMMA) \
     R(UmmaCommit, WARPCHECK_UMMA_COMMIT) R(Wgmma, WARPCHECK_WGMMA) R(WgmmaWait, WARPCHECK_WGMMA_WAIT)
 
-// Every operation and the record of its modifiers. The order matters where the engine asks for a range of operations.
+// Every operation, with the record of its modifiers. The order matters: the engine compares operations with the ends of
+// ranges.
 #define WARPCHECK_OPS(X) \
     /* moves and bits */ \
     X(mov, None) X(pack, None) X(unpack, None) X(add, Integer) X(sub, Integer) X(mul_lo, Integer) X(mul_hi, Integer) X(mul_wide, Integer) \
@@ -146,7 +147,7 @@ enum class Record : uint8_t {
 #undef R
 };
 
-// A field takes a number only if it holds it.
+// Converts a value to a field's type; throws if the type cannot hold it.
 template <class T>
 T field_from(int64_t value) {
     const T field = T(value);
@@ -170,11 +171,11 @@ inline constexpr Record kRecordOf[] = {
 #undef X
 };
 
-// Room for any of the records.
+// Storage for any of the records.
 struct Modifiers {
     alignas(4) unsigned char bytes[64] = {};
 
-    // `values` in the order of the record's fields.
+    // Sets the record from `values` in the order of its fields.
     void set(Record record, const std::vector<int64_t>& values) {
         size_t used = 0;
         const auto next = [&] { return used < values.size() ? values[used++] : throw std::out_of_range("too few modifiers of an instruction"); };

@@ -1,6 +1,6 @@
-// Floating-point arithmetic with PTX's rounding modes, on hosts whose only certain mode is round to nearest even.
-// A sum or product is formed in binary64 and rounded to odd, which keeps enough of the lost bits that a second
-// rounding to binary32 or narrower is correct in every direction.
+// Floating-point arithmetic in PTX's rounding modes, for hosts of which only round to nearest is assumed. A sum or
+// product is computed in binary64 and rounded to odd. Round to odd keeps enough information that a second rounding, to
+// binary32 or narrower, is correct in every direction.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace warpcheck {
 inline double bits_to_double(uint64_t bits) { double d; std::memcpy(&d, &bits, 8); return d; }
 inline uint64_t double_to_bits(double d) { uint64_t bits; std::memcpy(&bits, &d, 8); return bits; }
 
-// sum + error is the exact value; the result is exact or odd in its last place.
+// sum + error is the exact value. The result is exact, or odd in its last bit.
 inline double round_to_odd(double sum, double error) {
     uint64_t bits = double_to_bits(sum);
     if (error == 0 || (bits & 1) || !std::isfinite(sum)) return sum;
@@ -27,7 +27,7 @@ inline double add_odd(double a, double b) {
     return round_to_odd(sum, (a - (sum - part)) + (b - part));
 }
 
-// a * b + c for binary32 operands: the product is exact.
+// a * b + c for binary32 operands; the product is exact in binary64.
 inline double fma_odd(float a, float b, float c) { return add_odd(double(a) * double(b), double(c)); }
 
 inline float round_float(double value, int mode) {
@@ -42,7 +42,7 @@ inline float round_float(double value, int mode) {
     }
 }
 
-// To binary32 with round to odd: for a further rounding to 16 bits or less.
+// Rounds to binary32 by round to odd, for a second rounding to 16 bits or fewer.
 inline float odd_float(double value) {
     const float f = round_float(value, int(Round::Zero));
     if (std::isnan(value) || std::isinf(value) || double(f) == value) return f;
@@ -67,10 +67,10 @@ inline T max_number(T a, T b, bool nan) {
     return a > b ? a : b;
 }
 
-// PTX's canonical NaN.
+// Canonical NaN of PTX.
 inline float canonical(float f) { return f != f ? bits_to_float(0x7FFFFFFFu) : f; }
 
-// A value to an integer in the given direction; PTX gives 0 for NaN and clamps to the range.
+// Rounds to an integer in the given direction. As in PTX, NaN gives 0 and other values are clamped to the range.
 template <class I>
 inline I round_integer(double value, int mode) {
     if (std::isnan(value)) return 0;

@@ -1,4 +1,4 @@
-// Matrix operands in shared memory, tensor memory or registers, unpacked to float or int32.
+// Matrix operands in shared memory, tensor memory or registers, and their unpacking to float or int32.
 #pragma once
 
 #include <cstring>
@@ -10,10 +10,10 @@
 
 namespace warpcheck {
 
-// How an element type narrower than 8 bits is stored.
+// Storage of an element type narrower than 8 bits.
 enum class Packing : uint8_t {
     Dense,          // no gaps
-    Padded16,       // shared memory, f8f6f4 kinds: 16 elements, then padding up to 16 bytes
+    Padded16,       // shared memory, f8f6f4 kinds: 16 elements, padded to 16 bytes
     Container8,     // registers and TMEM, f8f6f4 kinds: one element per byte; 4 bits in bits 2-5, 6 bits in bits 0-5
 };
 
@@ -44,19 +44,19 @@ constexpr bool is_integer(MmaType type) {
     return type == MmaType::S8 || type == MmaType::U8 || type == MmaType::S4 || type == MmaType::U4 || type == MmaType::B1;
 }
 
-// Elements in the 16 bytes of a chunk.
+// Number of elements in a chunk of 16 bytes.
 constexpr uint32_t chunk_elements(MmaType type, Packing packing) {
     return packing == Packing::Dense ? 128 / element_bits(type) : 16;
 }
 
-// Bytes of a chunk that hold elements.
+// Number of bytes of a chunk that hold elements.
 constexpr uint32_t chunk_bytes(MmaType type, Packing packing) {
     return packing == Packing::Padded16 ? 2 * element_bits(type) : 16;
 }
 
 namespace detail {
 
-// `bits` bits at bit position `position` of little-endian data.
+// The `bits` bits at bit position `position` of little-endian data.
 inline uint32_t bit_field(const uint8_t* data, uint32_t position, uint32_t bits) {
     uint32_t value = data[position / 8];
     if (position % 8 + bits > 8) value |= uint32_t(data[position / 8 + 1]) << 8;
@@ -74,7 +74,7 @@ inline float narrow_to_float(MmaType type, uint32_t code) {
     }
 }
 
-// All 256 codes of an 8-bit container, decoded once.
+// Table of the 256 codes of an 8-bit container.
 struct NarrowTable {
     float value[256];
     NarrowTable(MmaType type, bool container) {
@@ -106,7 +106,7 @@ inline const float* narrow_table(MmaType type) {
 inline void unpack_elements(MmaType type, Packing packing, const uint8_t* data, uint32_t count, float* out) {
     switch (type) {
         case MmaType::F16: case MmaType::BF16: {
-            constexpr uint32_t kPiece = 8;      // a chunk: known to compilers, so that they vectorise
+            constexpr uint32_t kPiece = 8;      // a chunk; a constant count, so that compilers vectorise
             uint16_t halves[kPiece];
             for (; count >= kPiece; count -= kPiece, data += 2 * kPiece, out += kPiece) {
                 std::memcpy(halves, data, sizeof halves);
@@ -151,7 +151,7 @@ inline void unpack_elements(MmaType type, Packing, const uint8_t* data, uint32_t
     }
 }
 
-// An (mn x k) operand in shared memory.
+// Operand of (mn x k) in shared memory.
 struct SharedOperand {
     OperandLayout layout;
     MmaType type;
@@ -171,7 +171,7 @@ struct SharedOperand {
             for (uint32_t chunk = 0; chunk < length / per_chunk; ++chunk) f(line, chunk, layout.chunk_offset(line, chunk));
     }
 
-    // Appends the byte ranges read, adjacent chunks joined.
+    // Appends the byte ranges that are read; adjacent chunks are merged.
     void footprint(uint8_t cta, std::vector<SharedRange>& out) const {
         const uint32_t bytes = chunk_bytes(type, packing);
         const size_t first = out.size();
@@ -185,7 +185,7 @@ struct SharedOperand {
         });
     }
 
-    // Unpacks to out[mn * mn_stride + k * k_stride], negated if asked.
+    // Unpacks to out[mn * mn_stride + k * k_stride], negated if `negate` is set.
     template <class T>
     void unpack(const uint8_t* shared, uint32_t shared_bytes, bool negate, T* out, size_t mn_stride, size_t k_stride) const {
         const uint32_t per_chunk = chunk_elements(type, packing);

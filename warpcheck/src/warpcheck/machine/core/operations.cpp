@@ -1,4 +1,4 @@
-// Asynchronous operations: what each comes after, when its steps run, and what is known once it is complete.
+// Asynchronous operations: their order, the execution of their steps, and the order that their completion gives.
 #include <utility>
 
 #include "engine.hpp"
@@ -6,8 +6,8 @@
 namespace warpcheck {
 namespace {
 
-// Keys of a thread's bulk stores beside that of its tcgen05 pipe.
-constexpr uint64_t kChain = uint64_t(1) << 59;      // key of MMAs with one accumulator
+// Flags in the slot keys of a thread: MMAs of one accumulator, and its bulk stores.
+constexpr uint64_t kChain = uint64_t(1) << 59;      // MMAs with one accumulator
 constexpr uint64_t kBulkReads = uint64_t(1) << 61, kBulkWrites = uint64_t(1) << 60;
 
 }  // namespace
@@ -17,7 +17,8 @@ uint32_t Engine::slot_of(uint64_t key) {
     return found != kept_slots_.end() ? found->second : kept_slots_.emplace(key, races_.new_slot()).first->second;
 }
 
-// An operation without slots. `twin`: another lane's operation of the same instruction, whose place in the order it shares.
+// Creates an operation without clock slots. `twin`: operation of another lane by the same instruction; both have the
+// same order.
 AsyncPtr Engine::begin_op(Exec& x, const char* name, const AsyncPtr& twin) {
     auto op = std::make_shared<AsyncOp>();
     op->name = name;
@@ -53,9 +54,10 @@ AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
     return op;
 }
 
-// A tcgen05 operation of one thread. In practice a thread's operations execute in order. By the letter (ISA 9.7.16.6.2)
-// only some pairs do: an MMA after one with the same accumulator and shape (`chain`), after copies and shifts; a shift
-// after MMAs; a commit after all that it tracks. The rest may complete in any order.
+// Creates a tcgen05 operation of one thread. In practice a thread's operations execute in order. ISA 9.7.16.6.2
+// guarantees the order of some pairs only: an MMA after an MMA with the same accumulator and shape (`chain`), and after
+// copies and shifts; a shift after MMAs; a commit after everything that it tracks. Under `order_by_letter`, other pairs
+// may complete in any order.
 AsyncPtr Engine::make_tensor_op(Exec& x, const char* name, int lane, TensorKind kind, uint32_t group, std::array<uint32_t, 2> chain) {
     const uint64_t thread = pipe_key(x.w, lane);
     if (!config_.order_by_letter) return make_op(x, name, thread);
@@ -91,9 +93,9 @@ AsyncPtr Engine::make_tensor_op(Exec& x, const char* name, int lane, TensorKind 
     return op;
 }
 
-// Bulk stores of a thread. Its waits cover all that came before a group, so that they share two slots: one for what they
-// read, for wait_group.read, and one for what they write. `twin`: another lane's store by the same instruction; the two
-// are one agent, and cannot race with each other.
+// Creates a bulk store of a thread. A wait covers all stores before a group, so the stores of a thread share two slots:
+// one for their reads (wait_group.read), one for their writes. `twin`: store of another lane by the same instruction;
+// both are one agent, so they cannot race with each other.
 AsyncPtr Engine::make_bulk_store(Exec& x, const char* name, int lane, const AsyncPtr& twin) {
     AsyncPtr op = begin_op(x, name, twin);
     op->keeps_slots = true;
@@ -118,8 +120,9 @@ Order Engine::completion(const AsyncOp& op, bool reads_only) const {
     return order;
 }
 
-// What the complete-tx of a copy orders: its own accesses, and not what its thread has done or waited for before
-// (ISA 8.9.1.1). Earlier operations of its slot come with them, which hides some of what the ISA leaves open.
+// Order that the complete-tx of a copy gives: the copy's own accesses, but not earlier accesses or waits of its thread
+// (ISA 8.9.1.1). Earlier operations in the same slot are included as well, so some races that the ISA allows are not
+// found.
 Order Engine::own_accesses(const AsyncOp& op) const {
     Order order;
     if (!races_.enabled) return order;
@@ -135,7 +138,7 @@ void Engine::join_completed(Warp& w, const AsyncOp& op, bool reads_only, uint32_
     if (!reads_only) w.clock.order.via[kTensor].set(op.write_slot, op.write_epoch);
 }
 
-// A thread has waited for a bulk store.
+// Order after a thread has waited for a bulk store.
 void Engine::join_store(Warp& w, const AsyncOp& op, bool reads_only, uint32_t lanes) {
     join_completed(w, op, reads_only, lanes);
     if (!races_.enabled) return;
@@ -150,7 +153,7 @@ void Engine::submit(const AsyncPtr& op) {
     if (op->pipe)
         for (auto& p : pipes_)
             if (p->key == op->pipe) {
-                // Later operations of a pipe come after its earlier ones.
+                // Later operations of a pipe execute after earlier ones.
                 if (races_.enabled) op->order.join(p->ops.back()->order);
                 p->ops.push_back(op);
                 return;
@@ -212,7 +215,7 @@ void Engine::fire(size_t index) {
     if (pipe.ops.empty()) pipes_.erase(pipes_.begin() + long(index));
 }
 
-// A CTA retires: what it left behind completes.
+// Completes all pending operations of a CTA that retires.
 void Engine::drain(const Cta& cta) {
     for (size_t i = 0; i < pipes_.size();) {
         Pipe& pipe = *pipes_[i];

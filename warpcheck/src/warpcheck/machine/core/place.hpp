@@ -1,11 +1,11 @@
-// Where something happened.
+// Location of an access or a finding.
 #pragma once
 
 #include <cstdint>
 
 namespace warpcheck {
 
-// Who and where, as far as known.
+// Fields that are unknown are -1 or 0.
 struct Place {
     int32_t row = -1;       // instruction row
     int32_t cta = -1;       // linear index in the grid

@@ -1,4 +1,4 @@
-// The flat instruction table that the Python side lowers PTX to.
+// Flat instruction table of a kernel. The Python side lowers PTX to it.
 #pragma once
 
 #include <cstdint>
@@ -31,23 +31,23 @@ enum class Type : uint8_t {
         count
 };
 
-// Generic addresses: global memory is host memory at its own addresses; the other windows lie above.
+// Generic addresses. A global address is the host's address of the memory; the other windows lie above.
 constexpr uint64_t kSharedBase = 0x0100000000000000ull;
 constexpr uint64_t kParamBase = 0x0200000000000000ull;
 constexpr uint64_t kLocalBase = 0x0300000000000000ull;
 constexpr uint64_t kWindowMask = 0xFF00000000000000ull;
-// Bits 24 and up of a shared address hold the CTA's rank in its cluster, as the hardware does.
+// As on hardware, bits 24 and up of a shared address hold the CTA's rank in its cluster.
 constexpr uint32_t kRankShift = 24;
 constexpr uint32_t kSharedMask = (1u << kRankShift) - 1;
-// The first kilobyte of shared memory belongs to the system.
+// The system reserves the first kilobyte of shared memory.
 constexpr uint32_t kSharedReserved = 1024;
 
-// A register or a constant. Both are rows: 32 lanes of uint32_t (up to 32 bits), 32 lanes of uint64_t (64), or two
-// planes of 32 uint64_t (128). A predicate is one word with a bit per lane.
+// A register or a constant. Both are rows: 32 lanes of uint32_t (up to 32 bits), 32 lanes of uint64_t (64 bits), or two
+// planes of 32 uint64_t (128 bits). A predicate is one word with a bit per lane.
 struct Operand {
     enum Kind : uint8_t { None, Reg, Const };
-    uint32_t offset = 0;    // in 32-bit words, in the register file or in the constant bank
-    int32_t id = -1;        // register number (poison bits), -1 for constants
+    uint32_t offset = 0;    // in 32-bit words, in the register file or the constant bank
+    int32_t id = -1;        // register number, for its valid bits; -1 for constants
     Kind kind = None;
     uint8_t bits = 0;
     bool negated = false;   // predicates
@@ -56,14 +56,14 @@ struct Operand {
 struct Instr {
     Op op;
     Type type = Type::b32, type2 = Type::b32;
-    uint8_t ndst = 0;           // the first operands are destinations
-    bool aligned = false;       // .aligned: the whole warp or nobody
-    bool sync = false;          // needs its member lanes together
+    uint8_t ndst = 0;           // number of destinations, which are the first operands
+    bool aligned = false;       // .aligned: all lanes of the warp must execute it together
+    bool sync = false;          // waits for all lanes of its member mask
     Operand guard;
     uint32_t first = 0, count = 0;  // operands
     mod::Modifiers modifiers;
 
-    // Its modifiers, by the record that modifiers.hpp gives the operation.
+    // The modifiers, as the record that modifiers.hpp assigns to the operation.
     template <class M>
     const M& as() const {
         if (mod::kRecordOf[size_t(op)] != M::kRecord) throw std::logic_error("an instruction was read by another one's modifiers");
@@ -71,7 +71,7 @@ struct Instr {
     }
 };
 
-// Preset registers: filled when a warp starts.
+// Values of registers that are set when a warp starts.
 enum class Preset : uint8_t {
     TidX, TidY, TidZ, NtidX, NtidY, NtidZ, CtaidX, CtaidY, CtaidZ, NctaidX, NctaidY, NctaidZ, LaneId, WarpId, NwarpId,
     SmId, NsmId, GridId, ClusteridX, ClusteridY, ClusteridZ, NclusteridX, NclusteridY, NclusteridZ, ClusterCtaidX,
@@ -96,11 +96,11 @@ struct Program {
     std::vector<uint8_t> register_bits;     // by register number
     uint32_t local_bytes = 0;               // per thread
     uint32_t static_shared_bytes = 0;
-    uint32_t max_registers = 0;             // per thread at launch, as the chip would allocate
+    uint32_t max_registers = 0;             // per thread at launch, as on the chip
     bool uses_wgmma = false;
     std::map<uint32_t, std::string> barrier_names;      // by offset in the shared window
 
-    // "load_mma_KV.full[0] (mbarrier at 0x488)", or "the mbarrier at 0x488" where nobody has named it.
+    // "load_mma_KV.full[0] (mbarrier at 0x488)", or "the mbarrier at 0x488" if it has no name.
     std::string barrier(uint32_t offset) const {
         const auto found = barrier_names.find(offset);
         return found == barrier_names.end() ? "the mbarrier at " + hex(offset) : found->second + " (mbarrier at " + hex(offset) + ")";

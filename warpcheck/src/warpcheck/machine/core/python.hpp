@@ -1,5 +1,5 @@
-// The few things of Python's C API that the modules need: owning references, conversions, errors as C++ exceptions.
-// A binding library does more, and takes the compiler longer than the engine itself.
+// The part of Python's C API that the modules need: owning references, conversions, errors as C++ exceptions. A binding
+// library would take longer to compile than the engine.
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,7 +16,7 @@
 
 namespace warpcheck::python {
 
-// A Python exception is set.
+// C++ exception that says: a Python exception is set.
 struct Raised {};
 
 inline PyObject* checked(PyObject* object) {
@@ -28,7 +28,7 @@ inline void checked(int status) {
     if (status < 0) throw Raised{};
 }
 
-// An owning reference.
+// Owning reference.
 class Ref {
 public:
     Ref() = default;
@@ -52,7 +52,7 @@ inline Ref borrowed(PyObject* object) {
     return Ref(object);
 }
 
-// From Python.
+// Conversions from Python.
 
 inline int64_t whole(PyObject* object) {
     const long long value = PyLong_AsLongLong(object);
@@ -60,7 +60,7 @@ inline int64_t whole(PyObject* object) {
     return value;
 }
 
-// Raises OverflowError for what T cannot hold.
+// Raises OverflowError if T cannot hold the value.
 template <class T>
 T number(PyObject* object) {
     const int64_t value = whole(object);
@@ -70,7 +70,7 @@ T number(PyObject* object) {
 }
 
 inline uint64_t word(PyObject* object) {
-    const Ref index(PyNumber_Index(object));     // of NumPy's numbers too
+    const Ref index(PyNumber_Index(object));     // also accepts NumPy's integers
     const unsigned long long value = PyLong_AsUnsignedLongLong(index.get());
     if (value == ~0ull && PyErr_Occurred()) throw Raised{};
     return value;
@@ -102,10 +102,10 @@ inline std::pair<const char*, size_t> bytes(PyObject* object) {
     return {raw, size_t(size)};
 }
 
-// The item of a tuple; it belongs to the tuple.
+// Item of a tuple, as a borrowed reference.
 inline PyObject* item(PyObject* tuple, Py_ssize_t index) { return checked(PyTuple_GetItem(tuple, index)); }
 
-// Calls `take` with each item of any sequence.
+// Calls `take` with each item of a sequence.
 template <class F>
 void each(PyObject* sequence, const F& take) {
     const Ref items(PySequence_Fast(sequence, "expected a sequence"));
@@ -113,7 +113,7 @@ void each(PyObject* sequence, const F& take) {
     for (Py_ssize_t i = 0; i < size; ++i) take(PySequence_Fast_GET_ITEM(items.get(), i));
 }
 
-// Calls `take` with each key and value.
+// Calls `take` with each key and value of a dictionary.
 template <class F>
 void each_of_dict(PyObject* dict, const F& take) {
     PyObject *key = nullptr, *value = nullptr;
@@ -124,7 +124,7 @@ void each_of_dict(PyObject* dict, const F& take) {
     for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);) take(key, value);
 }
 
-// To Python.
+// Conversions to Python.
 
 inline Ref none() { return borrowed(Py_None); }
 inline Ref to_python(const Ref& object) { return object; }
@@ -179,7 +179,7 @@ Ref to_python(const std::map<std::string, T>& values) {
     return dict;
 }
 
-// An object of C++ that Python holds and hands back: `owned` is deleted with it.
+// C++ object in a Python capsule. Python owns it: `owned` is deleted with the capsule.
 template <class T>
 Ref capsule(const char* name, T* owned) {
     PyObject* const made = PyCapsule_New(owned, name, [](PyObject* self) { delete static_cast<T*>(PyCapsule_GetPointer(self, PyCapsule_GetName(self))); });
@@ -194,7 +194,7 @@ T& held(PyObject* capsule, const char* name) {
     return *static_cast<T*>(pointer);
 }
 
-// Lets other threads of Python run.
+// Releases the GIL during its lifetime.
 class Released {
 public:
     Released() : state_(PyEval_SaveThread()) {}
@@ -206,7 +206,7 @@ private:
     PyThreadState* state_;
 };
 
-// A function of a module: takes the tuple of its arguments; C++ exceptions become Python's.
+// Module function that takes the tuple of its arguments and converts C++ exceptions to Python's.
 template <Ref (*function)(PyObject*)>
 PyObject* call(PyObject*, PyObject* arguments) {
     try {
@@ -224,7 +224,7 @@ PyObject* call(PyObject*, PyObject* arguments) {
     return nullptr;
 }
 
-// The module, with what `fill` adds; for the end of a PyInit function.
+// Creates the module and calls `fill` to add its contents; the last call of a PyInit function.
 template <class F>
 PyObject* module(PyModuleDef& definition, const F& fill) {
     try {

@@ -1,3 +1,4 @@
+// Comparison of accesses by their vector clocks, and the orders that fences, barriers and flags give.
 #include "races.hpp"
 
 #include <cstring>
@@ -7,8 +8,8 @@
 namespace warpcheck {
 namespace {
 
-constexpr size_t kTried = 16;       // given slots that a new operation looks at
-constexpr size_t kEnded = 4096;     // warps of other CTAs that end before their slots are taken again
+constexpr size_t kTried = 16;       // free slots that a new operation tries
+constexpr size_t kEnded = 4096;     // warps of other CTAs that end before the slot of a warp is reused
 const char* const kSpaces[] = {"global memory", "shared memory", "tensor memory"};
 
 bool seen(const Access& prior, const Order& order) {
@@ -18,7 +19,8 @@ bool seen(const Access& prior, const Order& order) {
     return false;
 }
 
-// Is the access ordered by an arrival of cp.async, of which the ISA says that it orders what was copied alone?
+// True if the access is ordered by an arrival of cp.async only. The ISA says that such an arrival orders the copied
+// bytes only.
 bool arrived(const Access& prior, const Order& order) {
     if (prior.epoch <= order.via[kCopyArrived][prior.slot]) return true;
     return std::any_of(order.partial.begin(), order.partial.end(), [&](const Partial& p) {
@@ -33,7 +35,7 @@ bool arrived(const Access& prior, const Agent& agent) {
     return std::any_of(held.begin(), held.end(), [&](const Held& h) { return (agent.lane < 0 || h.lanes >> agent.lane & 1) && arrived(prior, h.order); });
 }
 
-// The same, with what the lanes of an access have beside their warp.
+// As `seen`, with the orders that the agent's lanes have beyond their warp.
 bool seen_by(const Access& prior, const Agent& agent) {
     if (seen(prior, *agent.order)) return true;
     if (!agent.clock || (agent.clock->held.empty() && agent.clock->copied.empty())) return false;
@@ -46,7 +48,7 @@ bool seen_by(const Access& prior, const Agent& agent) {
     return agent.lane == kAnyLane ? have & agent.clock->alive : !(lanes & ~have);
 }
 
-// Has the agent been told that the access was waited for, by an arrival that orders nothing?
+// True if the agent knows, by a relaxed arrival, that the access was waited for. A relaxed arrival orders nothing.
 bool told_of(const Access& prior, const Agent& agent) {
     const auto in = [&](const Order& order) { return prior.epoch <= order.via[kCopyWaited][prior.slot]; };
     if (in(*agent.order)) return true;
@@ -55,7 +57,7 @@ bool told_of(const Access& prior, const Agent& agent) {
     return std::any_of(held.begin(), held.end(), [&](const Held& h) { return (agent.lane < 0 || h.lanes >> agent.lane & 1) && in(h.order); });
 }
 
-// Is everything that `order` has in `whole` already?
+// True if `whole` contains everything in `order`.
 bool covered(const Order& order, const Order& whole) {
     if (!whole.seen.covers(order.seen)) return false;
     for (int i = 0; i < kVias; ++i)
@@ -63,7 +65,7 @@ bool covered(const Order& order, const Order& whole) {
     return true;
 }
 
-// What an instruction does to the order of its warp, if all lanes execute it, or to that of some of them.
+// Applies `change` to the order of the warp if all lanes execute the instruction, else to the order of these lanes.
 template <class Change>
 void on_orders(WarpClock& clock, uint32_t lanes, Change change) {
     change(clock.order);
@@ -75,11 +77,11 @@ void on_orders(WarpClock& clock, uint32_t lanes, Change change) {
 
 bool Races::ordered(const Access& prior, const Agent& agent, int space) const {
     if (prior.slot == agent.slot && prior.epoch >= agent.self_from && prior.epoch <= agent.epoch) {
-        // Of the same warp: in program order, or done before the lanes last synchronised.
+        // Accesses of the same warp are ordered by program order, or by a synchronisation of the lanes.
         if (prior.lane < 0 || agent.lane < 0 || prior.lane == agent.lane || prior.epoch <= agent.synced || prior.row == agent.row)
             return true;
     }
-    // tcgen05.dealloc, alone, is no asynchronous operation: what is over before it needs no fence.
+    // tcgen05.dealloc itself is no asynchronous operation: operations that are complete before it need no fence.
     if (space == 2 && agent.async) {
         if (by_letter || prior.epoch <= agent.order->via[kTensor][prior.slot]) return prior.epoch <= agent.order->via[kTensor][prior.slot];
         if (prior.epoch <= agent.order->via[kTensorWaited][prior.slot]) return true;
@@ -141,9 +143,9 @@ void Races::acquire_copy(WarpClock& clock, uint32_t slot, uint32_t epoch, uint32
     if (enabled) clock.copied.push_back({slot, epoch, lanes});
 }
 
-// An arrival without a release publishes no accesses, but what is over by itself: tcgen05 operations and bulk stores that
-// were waited for. By the letter the first need a fence before it, the others a release; NVIDIA's cuDNN hands P and the
-// statistics over without the one, places in shared memory without the other.
+// A relaxed arrival publishes no accesses except tcgen05 operations and bulk stores that were waited for, which are
+// complete. A strict reading of the ISA requires a fence for the former and a release for the latter. NVIDIA's cuDNN
+// omits both: the fence when it releases P and the statistics, the release when it releases buffers in shared memory.
 void Races::release_relaxed(WarpClock& clock, Order& to) {
     if (!enabled) return;
     for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited, kCopyWaited}) to.via[via].join(clock.order.via[via]);
@@ -251,14 +253,14 @@ void Races::flag_read(WarpClock& clock, uint64_t key, int semantics, int scope, 
     }
 }
 
-// Do the two belong to tcgen05 operations of one thread, which a chip is known to execute in order?
+// True if both are tcgen05 operations of one thread, which chips are known to execute in order.
 bool Races::same_thread(const Access& prior, const Agent& agent) const {
     if (issuers_.empty()) return false;
     const auto a = issuers_.find(prior.slot), b = issuers_.find(agent.slot);
     return a != issuers_.end() && b != issuers_.end() && a->second == b->second;
 }
 
-// Does the write that is being compared leave these bytes of the cell as they were?
+// True if the write being compared leaves these bytes of the cell unchanged.
 bool Races::changes_nothing(uint16_t bytes) const {
     if (!change_.after) return false;
     for (int i = 0; bytes >> i; ++i)
@@ -314,7 +316,7 @@ void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uin
         if (ends_) check = Check::TmemLeftover;
         report(check, prior, agent, kind, space, missing, prior.kind & kind & kWrite && changes_nothing(prior.bytes & bytes));
     }
-    // Writing by the generic proxy, then touching by the async proxy: visible only through a proxy fence.
+    // A write by the generic proxy is visible to the async proxy only after a proxy fence.
     if (space < 2 && agent.async && !(prior.kind & kAsync) && (prior.kind & kWrite) && prior.epoch > agent.order->via[space][prior.slot] &&
         !(space == 1 && told_of(prior, agent)))
         report(prior.kind & kCopy ? Check::CpAsyncProxy : Check::ProxyFence, prior, agent, kind, space,
@@ -364,7 +366,7 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
     }
 }
 
-// Nearly every pair is plainly ordered: the accessor has seen the other, and no fence is in question.
+// Fast test for the common case: the accessor has seen the prior access, and no fence is needed.
 template <int space>
 inline bool Races::clear(const Access& prior, const Agent& agent) const {
     if (prior.epoch > agent.order->seen[prior.slot]) return false;
@@ -387,7 +389,7 @@ inline void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t ki
         cell.writes[cell.writes[0].epoch && !cell.writes[1].epoch] = now;
         return;
     }
-    // A read replaces an earlier one that it is ordered after; the last slot takes the rest.
+    // A read replaces an earlier read that it is ordered after. If no slot is free, one is overwritten.
     for (Access& read : cell.reads) {
         if (!read.epoch || (!(read.bytes & ~bytes) && (clear<space>(read, agent) || ordered(read, agent, space) || arrived(read, agent)))) {
             read = now;
@@ -397,7 +399,7 @@ inline void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t ki
     cell.reads[(agent.slot + agent.epoch) % C::readers] = now;
 }
 
-// The same for a cell of global memory, of which neighbours are often equal.
+// Same as `touch`, for a cell of global memory. Equal neighbouring cells take the result of the last one.
 template <int space, class C>
 inline void Races::repeat(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, Repeats<C>& repeats) {
     if (repeats.known && bytes == repeats.bytes && std::memcmp(&cell, &repeats.before, sizeof cell) == 0) {
@@ -419,16 +421,16 @@ void Races::begin_operation() {
     words_.collect();
 }
 
-// The number of a word that the operation at hand has made.
+// Number of a word that the current operation has created.
 uint32_t Races::number_of(const Word& word) {
     for (size_t i = 0; i < std::min(made_count_, made_.size()); ++i)
         if (std::memcmp(&words_[made_[i]], &word, sizeof word) == 0) return made_[i];
     return made_[made_count_++ % made_.size()] = words_.add(word);
 }
 
-// Neighbouring words, of which an operation touches the same bytes; the agent's column, in tensor memory, is that of the
-// first. What becomes of a word depends on it and on the access alone. Where something is reported, each word is judged by
-// itself: findings count them.
+// Touches neighbouring words, of which the operation accesses the same bytes. In tensor memory, the agent's column is
+// the column of the first word. The new state of a word depends only on its old state and the access, so equal words
+// share one comparison. If it reports a finding, each word is compared separately, because findings are counted.
 template <int space>
 void Races::touch_words(uint32_t* numbers, size_t count, Agent& agent, uint16_t bytes, uint8_t kind) {
     const int32_t column = agent.column;
@@ -448,7 +450,8 @@ void Races::touch_words(uint32_t* numbers, size_t count, Agent& agent, uint16_t 
                 word = words_[before];
                 touch<space>(word, agent, bytes, kind);
             } while (++k < n && reports_ != reports);
-            // A lane's words are like no other's, and words that are read stay apart; what is written becomes equal.
+            // Words touched by single lanes, and words that are read, differ from each other; words that are written
+            // become equal and share a number.
             const bool apart = agent.lane >= 0 || !(kind & kWrite);
             if (Word* const own = apart ? words_.only(before, n) : nullptr) {
                 *own = word;

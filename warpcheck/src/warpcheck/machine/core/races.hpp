@@ -1,6 +1,6 @@
-// Data races by happens-before (PTX ISA chapter 8). Every access is compared with the last write and the last reads of
-// the same bytes: it must be ordered after them by the synchronisation that was actually performed, whatever the
-// schedule happened to do. A generic-proxy write needs a proxy fence before the async proxy may touch its bytes.
+// Detection of data races by happens-before (PTX ISA chapter 8). Every access is compared with the last writes and
+// reads of the same bytes. It must be ordered after them by synchronisation that the kernel performed, whatever the
+// order of this run was. A write by the generic proxy needs a proxy fence before the async proxy accesses the bytes.
 #pragma once
 
 #include <array>
@@ -24,34 +24,34 @@ struct AsyncOp;
 struct Cta;
 struct Sm;
 
-// Who accesses, and after what.
+// Accessor: who it is, and what it is ordered after.
 struct Agent {
     const Order* order;
     uint32_t slot, epoch, self_from;
     int32_t row, cta;
     int16_t warp;
     bool async;         // async proxy
-    int8_t lane = -1;   // of a generic access
-    uint32_t synced = ~0u;      // epoch up to which the warp's other lanes are ordered before
-    int32_t column = -1;        // of tensor memory
-    const WarpClock* clock = nullptr;   // of a generic access: what its lane has beside `order`
+    int8_t lane = -1;   // lane of a generic access
+    uint32_t synced = ~0u;      // the warp's other lanes are ordered before up to this epoch
+    int32_t column = -1;        // column of tensor memory
+    const WarpClock* clock = nullptr;   // generic access: orders of its lane beyond `order`
 };
-// Agent::lane of accesses whose lane does not matter, and of those that all lanes make together.
+// Agent::lane of accesses whose lane does not matter, and of accesses that all lanes make together.
 constexpr int8_t kAnyLane = -1, kAllLanes = -2;
-constexpr uint32_t kWarp = ~0u;     // all lanes, those that have ended too
+constexpr uint32_t kWarp = ~0u;     // all lanes, including exited ones
 
-// What a write leaves where it writes, and what was there: two writes of the same bytes are a race of another kind.
+// Bytes before and after a write. Two racing writes of the same bytes are a finding of another kind.
 struct Change { const uint8_t* before = nullptr; const uint8_t* after = nullptr; };
 
 constexpr uint32_t kGlobalPage = 1024, kGlobalCell = 16;    // bytes
 
-// The global memory that a grid touched: of each cell of each page, a bit per byte.
+// Global memory that a grid touched: a bit per byte of each cell of each page.
 struct Touched {
     struct Bytes { uint16_t written = 0, read = 0; };
     std::unordered_map<uint64_t, std::array<Bytes, kGlobalPage / kGlobalCell>> pages;
 };
 
-// An operation touches many cells, and most look alike: what became of the last cell becomes of each like it.
+// Result of the last cell of an operation, reused for equal cells: an operation touches many cells, and most are equal.
 template <class C>
 struct Repeats {
     bool known = false;
@@ -63,12 +63,12 @@ class Races {
 public:
     Races(Findings& findings, const Program& program) : findings_(findings), program_(program) {}
     bool enabled = false;
-    // Tensor memory is handed over by wait and fence only, as ISA 9.7.16.6 says, and an arrival of cp.async what was
-    // copied only, as 8.9.1.1 says.
+    // Order tensor memory by wait and fence only, as ISA 9.7.16.6 says, and by an arrival of cp.async the copied bytes
+    // only, as 8.9.1.1 says.
     bool by_letter = false;
 
-    // A slot for an operation that comes after `order`. Who sees its epochs sees all earlier ones of its slot, so it takes
-    // a given slot only if it is ordered after all that was done there.
+    // Returns a clock slot for an operation that is ordered after `order`. Seeing an epoch of a slot means seeing all
+    // earlier ones; so a slot is reused only if the operation is ordered after everything in it.
     uint32_t take_slot(const Order& order);
     void give_slot(uint32_t slot) {
         issuers_.erase(slot);
@@ -83,7 +83,7 @@ public:
     void release(WarpClock& clock, Order& to, uint32_t lanes);
     void acquire(WarpClock& clock, const Order& from, uint32_t lanes = kWarp);
     void acquire_copy(WarpClock& clock, uint32_t slot, uint32_t epoch, uint32_t lanes);
-    // By relaxed operations on a barrier: what the fences before, or after, them order.
+    // Relaxed operations on a barrier: they carry what fences before or after them order.
     void release_relaxed(WarpClock& clock, Order& to);
     void acquire_relaxed(WarpClock& clock, const Order& from);
     void sync_lanes(WarpClock& clock);
@@ -93,43 +93,44 @@ public:
     void tensormap_fence(WarpClock& clock, int semantics, uint32_t lanes);
     void tensor_fence(WarpClock& clock, bool after, uint32_t lanes);
     void fence(WarpClock& clock, int semantics, int scope, uint32_t lanes);
-    // Strong accesses to a location that carries a flag.
+    // Strong accesses to a location that is used as a flag.
     void flag_write(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes);
     void flag_read(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes);
 
     void global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind, Change change = {});
     void shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change = {});
-    // All that one operation reads, or writes, of the shared memory of `ctas`.
+    // All reads, or all writes, of one operation in the shared memory of `ctas`.
     void shared(const Agent& agent, Cta* const* ctas, const std::vector<SharedRange>& ranges, bool write);
     void tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind);
-    // Columns are given back: all uses must be over.
+    // Deallocation of columns: all uses must be ordered before it.
     void end_of_tmem(const Agent& agent, Sm& sm, const TmemRect& rect);
-    // Who, outside of CTA `but`, wrote these bytes of global memory; row -1: nobody known.
+    // Last writer of these bytes of global memory outside of CTA `but`; its row is -1 if it is unknown.
     Place writer(uint64_t address, uint32_t bytes, int32_t but) const;
     // The tensormap proxy reads a tensor map in global memory.
     void tensor_map(const Agent& agent, uint64_t address, uint32_t bytes);
-    // A barrier's first use by somebody: its init must be visible to them.
+    // Use of a barrier: its init must be visible to the agent.
     void barrier_use(const Agent& agent, const Access& init, bool remote);
-    // Shared memory ends with its CTA: all that touched it must be ordered before the exit of the last warp. `sources`:
-    // also what the async proxy reads there (known-good kernels end without waiting for their last bulk store).
+    // End of a CTA's shared memory: all accesses must be ordered before the exit of its last warp. `sources`: includes
+    // reads by the async proxy; correct kernels end without waiting for the reads of their last bulk store.
     void end_of_shared(const Cta& cta, bool sources);
 
-    // The grid before may still run: what it touched, or null if it is unknown and may be everything.
+    // The previous grid may still run. `before`: memory that it touched; null if unknown, so any.
     void overlap(std::shared_ptr<const Touched> before);
     void wait_for_grid_before(WarpClock& clock);
-    // What this grid has touched, and, if it did not wait, the grid before.
+    // Memory that this grid touched, and, unless the grid waited for it, the previous one.
     std::shared_ptr<Touched> touched() const;
 
-    // The operation of this slot and epoch arrives at the mbarrier at `offset`, which findings about it name.
+    // The operation of this slot and epoch arrives at the mbarrier at `offset`; findings about the operation name it.
     void arrives(uint32_t slot, uint32_t epoch, uint32_t offset) {
         if (slot >= arrivals_.size()) arrivals_.resize(slot + 1);
         arrivals_[slot] = {epoch, offset};
     }
 
-    // By the letter: `slot` is of tcgen05 operations that `thread` issues, which in practice execute in order.
+    // Under order_by_letter: `slot` belongs to tcgen05 operations that `thread` issues. In practice these execute in
+    // order.
     void same_issuer(uint32_t slot, uint64_t thread) { issuers_[slot] = thread; }
 
-    // A barrier object or allocation starts afresh.
+    // A barrier object or an allocation begins: earlier accesses are forgotten.
     void forget_shared(Cta& cta, uint32_t offset, uint32_t bytes);
 
 private:
@@ -152,9 +153,9 @@ private:
 
     Findings& findings_;
     const Program& program_;
-    bool ends_ = false;  // columns are being given back
+    bool ends_ = false;  // columns are being deallocated
     uint64_t reports_ = 0;
-    // What became of the words that the operation at hand has touched, and which words it made last.
+    // Results for the words that the current operation has touched, and the words that it created last.
     struct Known { uint64_t operation = 0; uint32_t before = 0, after = 0; uint16_t bytes = 0; };
     void begin_operation();
     uint32_t number_of(const Word& word);
@@ -164,21 +165,21 @@ private:
     std::array<uint32_t, 8> made_{};
     size_t made_count_ = 0;
     Repeats<Cell<2>> pieces_;
-    Change change_;     // of the cell being compared, from its byte 0; null where it is not known
+    Change change_;     // change of the cell being compared, from its byte 0; null if unknown
     std::vector<uint32_t> epochs_;
-    std::deque<uint32_t> free_;         // of operations
-    std::deque<uint32_t> ended_;        // of warps
+    std::deque<uint32_t> free_;         // free slots of operations
+    std::deque<uint32_t> ended_;        // slots of ended warps
     std::unordered_map<uint64_t, std::vector<Cell<2>>> pages_;
-    std::vector<Cell<2>>* last_page_ = nullptr;     // where the last access was
+    std::vector<Cell<2>>* last_page_ = nullptr;     // page of the last access
     uint64_t last_page_number_ = 0;
-    std::map<std::tuple<uint64_t, int, uint32_t>, Order> flags_;     // by location, reach and domain
+    std::map<std::tuple<uint64_t, int, uint32_t>, Order> flags_;     // by location, scope and domain
     std::shared_ptr<const Touched> before_;
-    int64_t before_slot_ = -1;          // of the grid before, if it may still run; it ends in epoch 1
+    int64_t before_slot_ = -1;          // slot of the previous grid if it may still run; it ends in epoch 1
     bool has_waited_ = false;
     struct Arrival { uint32_t epoch = 0, offset = 0; };
-    std::vector<Arrival> arrivals_;     // by slot, of the last operation that has one
+    std::vector<Arrival> arrivals_;     // by slot: barrier of its last operation that has one
     std::string barrier_of(uint32_t slot, uint32_t epoch) const;
-    std::unordered_map<uint32_t, uint64_t> issuers_;    // by the letter: of tcgen05 operations, by slot
+    std::unordered_map<uint32_t, uint64_t> issuers_;    // under order_by_letter: thread of tcgen05 operations, by slot
 };
 
 }  // namespace warpcheck

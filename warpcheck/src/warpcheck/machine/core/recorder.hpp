@@ -1,5 +1,5 @@
-// What a warp did that a clock can time: the instructions that it executed, in order, and for those whose time depends
-// on values (barriers, copies, products, addresses) these values. Nothing is kept unless a launch asks for it.
+// Record of a warp for the clock model: the executed instructions in order, and the values that determine the time of
+// barriers, copies, products and memory accesses. Launches record only on request.
 #pragma once
 
 #include <algorithm>
@@ -8,25 +8,26 @@
 
 namespace warpcheck {
 
-// Values a - f of an event; `cta` is a CTA's number in the grid, `barrier` an offset in its shared window.
+// Kinds of events, with the meaning of their values a - f. `cta` is a CTA's number in the grid, `barrier` an offset in
+// its shared window.
 enum class Timed : int64_t {
     Init,       // cta, barrier, arrivals of a phase
     Arrive,     // cta, barrier, arrivals, bytes to expect
     Wait,       // cta, barrier, phases that must be complete
-    Load,       // by TMA or bulk copy: cta filled, cta and barrier that hear of it, bytes, global address, pieces; negative
+    Load,       // TMA or bulk copy: cta filled, cta and barrier signalled, bytes, global address, pieces; negative
                 // pieces: another destination of the same multicast
-    Store,      // by TMA or bulk copy: lane, 1 if it adds, bytes, global address, pieces
-    Put,        // from shared memory to another CTA's: cta filled, cta and barrier that hear of it, bytes
+    Store,      // TMA or bulk copy: lane, 1 for a reduction, bytes, global address, pieces
+    Put,        // shared memory to another CTA's: cta filled, cta and barrier signalled, bytes
     Product,    // tcgen05.mma: M, N, K of the whole operation, CTA group, 1 if A is in tensor memory, kind
     Commit,     // tcgen05.commit: cta, barrier
     Named,      // barrier's number, threads (0: all)
     Shared,     // ld, st, atom on shared memory: bytes, passes over the banks, cta
     Global,     // ld, st, atom, cp.async on global memory: bytes, sectors of 32 bytes, first address, 0 load 1 store 2 atomic
-    Cancel,     // clusterlaunchcontrol.try_cancel: cta and barrier that hear of it
+    Cancel,     // clusterlaunchcontrol.try_cancel: cta and barrier signalled
 };
 
 struct TimedEvent {
-    int64_t at;         // place among the instructions that the warp executed
+    int64_t at;         // index among the instructions that the warp executed
     int64_t kind;
     int64_t value[6];
 };
@@ -43,7 +44,7 @@ struct WarpRecord {
         if (!runs.empty() && runs.back().row + runs.back().count == row) ++runs.back().count;
         else runs.push_back({row, 1});
     }
-    // Of the instruction that is being executed.
+    // Adds an event of the current instruction.
     void note(Timed kind, int64_t a = 0, int64_t b = 0, int64_t c = 0, int64_t d = 0, int64_t e = 0, int64_t f = 0) {
         events.push_back({int64_t(executed), int64_t(kind), {a, b, c, d, e, f}});
     }
@@ -60,7 +61,7 @@ struct WarpRecord {
     }
 };
 
-// The lanes' addresses of one access to memory -> what it costs.
+// Cost of one memory access, computed from the lanes' addresses.
 class Coalescer {
 public:
     void add(uint64_t address, uint32_t bytes) {
@@ -72,7 +73,7 @@ public:
     int64_t bytes() const { return bytes_; }
     int64_t first() const { return int64_t(first_); }
     int64_t sectors() { return distinct(3); }
-    // Each bank gives one word a pass; lanes that read the same word share it.
+    // Each bank serves one word per pass; lanes that read the same word share it.
     int64_t passes() {
         distinct(0);
         uint32_t used[32] = {}, most = 0;

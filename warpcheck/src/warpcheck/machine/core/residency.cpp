@@ -1,5 +1,5 @@
-// Which clusters of the grid are resident, and waits that end only if more of them are than the launch guarantees: a
-// cluster launch guarantees one cluster at a time, in the order of their index, a cooperative launch all of them.
+// Residency of clusters, and the check for waits that depend on it. A cluster launch guarantees only that one cluster
+// at a time is resident, in the order of their index; a cooperative launch guarantees that all are.
 #include "engine.hpp"
 
 namespace warpcheck {
@@ -14,7 +14,7 @@ void Engine::launch_ready_clusters() {
     while (next_cluster_ < cluster_count_ && !(limited && clusters_.size() >= config_.resident) && place_cluster(next_cluster_)) ++next_cluster_;
 }
 
-// The name of the allocation, and where in it.
+// Name of the allocation and offset in it.
 std::string Engine::memory_name(uint64_t address) const {
     if (!is_global(address)) return "memory";
     const Region* region = region_below(address);
@@ -22,8 +22,9 @@ std::string Engine::memory_name(uint64_t address) const {
     return (region->name.empty() ? "the allocation at " + hex(region->base) : region->name) + " + " + std::to_string(address - region->base);
 }
 
-// Nothing can run, and some wait for global memory: a CTA that has not started might change it. Starts the next cluster,
-// on multiprocessors that the chip does not have if need be, and notes what each of them saw. False if there is none.
+// Called when nothing can run and some warps poll global memory: a CTA that has not started might change it. Records
+// the observations of the polling warps and starts the next cluster, on SMs beyond the chip's if necessary. Returns
+// false if there is none to start.
 bool Engine::admit() {
     if (next_cluster_ >= cluster_count_) return false;
     bool any = false;
@@ -46,7 +47,7 @@ bool Engine::admit() {
     return true;
 }
 
-// It sees something else than when nothing could run: what it waited for came from a CTA that had not started.
+// Reports a poll whose value has changed after `admit`: it waited for a CTA that had not started.
 void Engine::observe(Exec& x, const Look& look) {
     Fragment& f = x.f;
     if (!f.missed.bytes || !look.at(f.missed) || look.value == f.missed.value) return;
@@ -65,7 +66,8 @@ void Engine::observe(Exec& x, const Look& look) {
     note(std::move(error));
 }
 
-// A lane that sees the same at the same place while nothing changed is polling: let the others run.
+// An instruction that reads the same values at the same address while nothing changes is polling; it waits until
+// something changes, so that others run.
 void Engine::poll(Exec& x, Look look, uint32_t looks) {
     Fragment& f = x.f;
     observe(x, look);

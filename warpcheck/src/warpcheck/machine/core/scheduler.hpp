@@ -1,4 +1,5 @@
-// Who runs next: which warp for how long, or which asynchronous operation. It sees only who could, not what they do.
+// Schedulers: they choose the next warp and its number of instructions, or the next asynchronous operation. They know
+// who can run, but not what it does.
 #pragma once
 
 #include <algorithm>
@@ -11,24 +12,25 @@ namespace warpcheck {
 
 enum class Schedule : uint8_t { RoundRobin, Random, Adversarial };
 
-// A warp that can run: its place among the resident warps, and its index within its CTA.
+// Warp that can run: its position among the resident warps, and its index in its CTA.
 struct Candidate { size_t place; uint32_t warp; };
 
 struct Turn {
     static constexpr size_t kNobody = ~size_t(0);
-    size_t warp = kNobody;      // place of the warp that runs
-    uint32_t quantum = 0;       // for so many instructions at most
-    size_t pipe = kNobody;      // the first operation of this pipe takes a step
-    bool then_a_pipe = false;   // after the warp, one of the pipes does, each in turn
+    size_t warp = kNobody;      // position of the warp that runs
+    uint32_t quantum = 0;       // maximum number of instructions
+    size_t pipe = kNobody;      // pipe whose first operation runs a step
+    bool then_a_pipe = false;   // after the warp, a pipe runs a step, in round-robin order
 };
 
 class Scheduler {
 public:
     explicit Scheduler(uint64_t seed) : random_(seed * 0x9E3779B97F4A7C15ull + 1) {}
     virtual ~Scheduler() = default;
-    // `ready` by place, `pipes` of operations; not both are empty.
+    // `ready`: warps in the order of their positions; `pipes`: number of pipes with operations. At least one of both is
+    // not empty.
     virtual Turn next(const std::vector<Candidate>& ready, size_t pipes) = 0;
-    // An instruction that may wait, or give up at once: does it give up?
+    // For an instruction that may wait or return false at once: true if it returns.
     virtual bool gives_up() { return random_() % 8 == 0; }
 
     static std::unique_ptr<Scheduler> make(Schedule schedule, uint64_t seed, uint32_t warps_per_cta);
@@ -37,7 +39,7 @@ protected:
     std::mt19937_64 random_;
 };
 
-// One slice of a warp, then one step of an operation.
+// Alternates a slice of a warp and a step of an operation.
 class RoundRobin : public Scheduler {
 public:
     using Scheduler::Scheduler;
@@ -74,7 +76,7 @@ public:
     }
 };
 
-// One warp of every CTA starves, another runs ahead; operations complete late, or at once, in either order.
+// Starves one warp of every CTA and favours another. Operations complete late or at once, oldest or newest first.
 class Adversarial : public Scheduler {
 public:
     Adversarial(uint64_t seed, uint32_t warps_per_cta) : Scheduler(seed) {

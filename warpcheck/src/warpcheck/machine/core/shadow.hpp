@@ -1,4 +1,4 @@
-// Who touched each word last: what races.hpp compares an access with.
+// Shadow memory: the last accesses of each word. races.hpp compares new accesses with them.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +10,18 @@ namespace warpcheck {
 
 enum AccessKind : uint8_t { kWrite = 1, kAsync = 2, kAtomic = 4, kCopy = 8 };     // kCopy: by cp.async
 
-// All zeros is no access. No byte of it is padding, so that equal cells compare equal as bytes.
+// All zeros means no access. There is no padding, so that equal cells compare equal as bytes.
 struct Access {
-    uint32_t slot = 0, epoch = 0;   // epoch 0: none
+    uint32_t slot = 0, epoch = 0;   // epoch 0: no access
     int32_t row = 0, cta = 0;
     int16_t warp = 0;
-    uint16_t bytes = 0;             // which bytes of the cell
+    uint16_t bytes = 0;             // accessed bytes of the cell, as a bit mask
     uint8_t kind = 0;
-    int8_t lane = 0;                // -1: the whole warp, or an asynchronous operation
+    int8_t lane = 0;                // -1: whole warp, or asynchronous operation
     uint16_t unused = 0;
 };
 
-// The last accesses of a few bytes. Two writes, because a word's neighbours may come from somebody else.
+// Last accesses of a few bytes. There are two writes, because the bytes of a word may have different writers.
 template <int Readers>
 struct Cell {
     static constexpr int readers = Readers;
@@ -29,17 +29,18 @@ struct Cell {
     Access reads[Readers];
 };
 
-// A word of shared or tensor memory. Two warpgroups of four warps may read it at once; of more readers, some are lost.
+// Shadow of a word of shared or tensor memory. Two warpgroups of four warps may read it at once; further readers
+// overwrite each other.
 using Word = Cell<8>;
 
-// The different words there are, by number; 0 is one that nobody has touched. Memory holds numbers, because what one
-// operation touches mostly looks alike. A number that nobody uses any more is given again after the operation at hand.
+// Pool of the distinct words, by number; number 0 is an untouched word. Memories store numbers, because most words that
+// one operation touches are equal. An unused number is recycled after the current operation.
 class Words {
 public:
     static constexpr uint32_t kUntouched = 0;
 
     const Word& operator[](uint32_t number) const { return words_[number]; }
-    // For a change that concerns all `count` users of the word; null where there are others.
+    // Word to be changed in place for all of its `count` users; null if it has other users.
     Word* only(uint32_t number, size_t count) { return number != kUntouched && uses_[number] == count ? &words_[number] : nullptr; }
     uint32_t add(const Word& word) {
         if (free_.empty()) {
@@ -78,7 +79,7 @@ private:
     std::vector<uint32_t> free_, dropped_;
 };
 
-// How many of `count` numbers from the first on are equal.
+// Length of the run of equal numbers at the start of `count` numbers.
 inline size_t alike(const uint32_t* numbers, size_t count) {
     if (std::memcmp(numbers, numbers + 1, (count - 1) * sizeof *numbers) == 0) return count;
     size_t n = 1;
@@ -86,7 +87,7 @@ inline size_t alike(const uint32_t* numbers, size_t count) {
     return n;
 }
 
-// The words of one memory, by number.
+// Shadow words of one memory, by number.
 class Shadow {
 public:
     Shadow() = default;

@@ -1,5 +1,5 @@
-// Shared-memory matrix descriptors of wgmma and tcgen05, and the canonical layouts they describe.
-// PTX ISA 9.7.15.5.1.2 (wgmma), 9.7.16.3 and 9.7.16.4.1 (tcgen05).
+// Shared-memory matrix descriptors of wgmma and tcgen05, and the canonical layouts that they describe. PTX ISA
+// 9.7.15.5.1.2 (wgmma), 9.7.16.3 and 9.7.16.4.1 (tcgen05).
 #pragma once
 
 #include "footprint.hpp"
@@ -8,7 +8,7 @@ namespace warpcheck {
 
 enum class Swizzle : uint8_t { None, B32, B64, B128, B128Atom32 };
 
-// A decoded descriptor; all offsets in bytes.
+// Decoded descriptor. All offsets are in bytes.
 struct SmemDesc {
     uint32_t start;             // offset in the shared window
     uint32_t leading;           // LBO
@@ -50,8 +50,8 @@ inline SmemDesc decode_smem_desc_sm100(uint64_t desc) {
     return d;
 }
 
-// The address after the swizzle: the index of the 16-byte (B128Atom32: 32-byte) chunk within a row of the
-// pattern is XORed with the index of the 128-byte line. `address` is absolute in the shared window.
+// Swizzled address: the index of the 16-byte chunk (B128Atom32: 32-byte chunk) in a row of the pattern is XORed with
+// the index of the 128-byte line. `address` is absolute in the shared window.
 constexpr uint32_t swizzle_address(Swizzle mode, uint32_t address) {
     switch (mode) {
         case Swizzle::B32: return address ^ (address >> 7 & 1) << 4;
@@ -62,9 +62,9 @@ constexpr uint32_t swizzle_address(Swizzle mode, uint32_t address) {
     }
 }
 
-// Where the chunks of an operand tile lie. A chunk is 16 bytes: T = 128 / (bits of an element) elements that follow
-// each other along the major dimension. A line is an index of the other dimension. In chunks the canonical layouts
-// of PTX ISA 9.7.16.3.3 read, for a swizzle whose row holds w chunks (w = 1, 2, 4, 8):
+// Positions of the chunks of an operand tile. A chunk is 16 bytes: T = 128 / (bits of an element) consecutive elements
+// along the major dimension. A line is an index of the other dimension. In units of chunks, the canonical layouts of
+// PTX ISA 9.7.16.3.3 are, for a swizzle with w chunks per row (w = 1, 2, 4, 8):
 //   K-major,  no swizzle   (line (8, m), chunk k)      : ((1, SBO), LBO)
 //   K-major,  swizzled     (line (8, m), chunk k)      : ((w, SBO), 1)
 //   MN-major, no swizzle   (line (8, k), chunk m)      : ((1, LBO), SBO)
@@ -79,7 +79,7 @@ public:
             throw UnitError(Fault::Unsupported, "shared-memory descriptor: absolute leading-dimension addresses (sm_103a, K = 96) are not modelled");
     }
 
-    // Offset in the shared window of the chunk.
+    // Offset of a chunk in the shared window.
     uint32_t chunk_offset(uint32_t line, uint32_t chunk) const {
         uint32_t offset;
         if (d_.swizzle == Swizzle::None) {
@@ -91,8 +91,8 @@ public:
         const uint32_t group = d_.swizzle == Swizzle::B128Atom32 ? 4 : 8;
         offset = (line % group) * width * 16 + (line / group) * d_.stride;
         offset += mn_major_ ? (chunk % width) * 16 + (chunk / width) * d_.leading : chunk * 16;
-        // The pattern is a function of the address; a tile that does not start at a boundary of the pattern gives
-        // its distance from one, in lines, as the base offset.
+        // The pattern depends on the absolute address. A tile that does not start at a boundary of the pattern has its
+        // distance from one, in lines, as the base offset.
         const uint32_t phase = uint32_t(d_.base_offset) << 7;
         return (swizzle_address(d_.swizzle, d_.start + offset - phase) + phase) & kWindowMask;
     }

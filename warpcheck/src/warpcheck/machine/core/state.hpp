@@ -1,4 +1,4 @@
-// The parts of the emulated chip: SMs, clusters, CTAs, warps, barriers.
+// State of the emulated chip: SMs, clusters, CTAs, warps, barriers.
 #pragma once
 
 #include <array>
@@ -26,23 +26,24 @@ struct AsyncOp;
 
 enum class Wait : uint8_t {
     None,       // runnable
-    Converge,   // a .sync or .aligned instruction waits for the other lanes
+    Converge,   // a .sync or .aligned instruction waits for other lanes
     Mbarrier,   // try_wait on an incomplete phase
     Named,      // bar.sync
     ClusterBarrier,
     TmemAlloc,
-    Registers,  // setmaxnreg.inc until the CTA's pool has enough
-    Poll,       // saw no change since the last look at memory
-    Warpgroup,  // wgmma.wait_group until the other warps have issued theirs
-    Failed,     // found an error: stays where it is
+    Registers,  // setmaxnreg.inc, until the CTA's pool has enough registers
+    Poll,       // memory has not changed after the last read
+    Warpgroup,  // wgmma.wait_group, until the other warps have issued their wgmma
+    Failed,     // found an error and stopped
 };
 
-// What an instruction saw: the first lane's address (0: of a barrier) and a digest of what all lanes read.
+// Observation of a polling instruction: address of the first lane (0 for a barrier), and a digest of the values that
+// all lanes read.
 struct Look {
     static constexpr uint32_t kNone = ~0u;
     uint32_t pc = kNone, times = 0;
     uint64_t address = 0, value = 0;
-    uint32_t bytes = 0;         // of one lane
+    uint32_t bytes = 0;         // read by one lane
 
     bool at(const Look& other) const { return pc == other.pc && address == other.address; }
 };
@@ -52,28 +53,28 @@ struct Fragment {
     uint32_t pc = 0;
     uint32_t mask = 0;
     Wait wait = Wait::None;
-    // Mbarrier: the barrier and phase that is waited for.
+    // If `wait` is Mbarrier: the awaited barrier and phase.
     Cta* bar_cta = nullptr;
     uint32_t bar_offset = 0;
     uint64_t bar_phase = 0;
-    bool timed_out = false;     // the next try_wait answers false
-    uint64_t poll_epoch = ~0ull;    // Poll: state of the machine at the last look
-    std::array<Look, 8> looks;      // in that state; more are forgotten
+    bool timed_out = false;     // the next try_wait returns false
+    uint64_t poll_epoch = ~0ull;    // Poll: epoch of the machine at the last observation
+    std::array<Look, 8> looks;      // observations in this epoch; the oldest are overwritten
     uint32_t look_count = 0;
     Look last;
-    Look missed;                    // that it waited with when only CTAs that had not started could go on
-    uint64_t started = 0;           // clusters at that time
+    Look missed;                    // observation it waited with when only clusters not yet started could continue
+    uint64_t started = 0;           // number of clusters started then
 };
 
 struct Mbarrier {
     uint32_t expected = 0;
     int64_t pending = 0;
     int64_t tx = 0;
-    uint64_t phase = 0;         // completed phases
+    uint64_t phase = 0;         // number of completed phases
     Place init;
     Access born;                // the init as an access
     Place last_arrival;
-    Order release[2];           // what the arrivals of the even and odd phases carry
+    Order release[2];           // orders released by the arrivals of even and odd phases
 };
 
 struct NamedBarrier {
@@ -86,7 +87,7 @@ struct NamedBarrier {
     Place first;
 };
 
-// A group of asynchronous copies that one thread waits for.
+// Groups of asynchronous copies that a thread commits and waits for.
 struct CopyGroups {
     std::vector<std::shared_ptr<AsyncOp>> open;
     std::deque<std::vector<std::shared_ptr<AsyncOp>>> committed;
@@ -102,30 +103,30 @@ struct Warp {
     std::vector<uint32_t> valid;        // per register: lanes that hold a defined value
     std::vector<uint8_t> in_flight;     // per register: 1 tcgen05.ld pending, 2 wgmma pending
     std::vector<uint8_t> local, local_valid;
-    uint32_t pending_loads = 0;         // tcgen05.ld whose registers are in flight
-    std::vector<std::shared_ptr<AsyncOp>> tmem_ops[2];      // unwaited tcgen05.ld, tcgen05.st
-    std::map<uint32_t, CopyGroups> bulk;                    // by lane
+    uint32_t pending_loads = 0;         // number of tcgen05.ld whose registers are in flight
+    std::vector<std::shared_ptr<AsyncOp>> tmem_ops[2];      // tcgen05.ld and tcgen05.st without a wait
+    std::map<uint32_t, CopyGroups> bulk;                    // bulk copies, by lane
     CopyGroups copies;                                      // cp.async
-    Clock waited_copies;                                    // and those that were waited for
+    Clock waited_copies;                                    // cp.async that were waited for
     std::vector<std::shared_ptr<AsyncOp>> wgmma_open;
     std::deque<std::vector<std::shared_ptr<AsyncOp>>> wgmma_groups;
     uint32_t wgmma_issued = 0;
-    std::vector<uint32_t> written_at;   // wgmma programs: fence epoch of the last write of a register
+    std::vector<uint32_t> written_at;   // programs with wgmma: fence epoch of the last write of each register
     uint32_t fence_epoch = 1;
-    uint64_t cluster_arrivals = 0;      // lanes waiting between arrive and wait
+    uint64_t cluster_arrivals = 0;      // lanes between arrive and wait
     uint64_t cluster_phase[32] = {};
-    uint32_t registers = 0;             // per thread, after setmaxnreg
-    uint32_t register_changes = 0;      // setmaxnreg instructions executed
+    uint32_t registers = 0;             // per thread; setmaxnreg changes it
+    uint32_t register_changes = 0;      // number of setmaxnreg executed
     WarpClock clock;
-    std::vector<uint64_t> counts;       // executions by row
-    WarpRecord* timed = nullptr;        // null: nobody asks
+    std::vector<uint64_t> counts;       // executions, by row
+    WarpRecord* timed = nullptr;        // null unless the launch records for the clock
 
     const uint32_t* row(const Operand& o, const uint32_t* constants) const {
         return (o.kind == Operand::Const ? constants : regs.data()) + o.offset;
     }
 };
 
-// One warpgroup's wgmma instructions, collected until all four warps have issued them.
+// wgmma of a warpgroup, collected until all four warps have issued it.
 struct WgmmaSlot {
     std::shared_ptr<AsyncOp> op;
     uint32_t issued = 0;
@@ -135,10 +136,10 @@ struct WgmmaSlot {
     bool accumulate = true;
 };
 
-// The setmaxnreg instructions of one warpgroup, in order: what the first warp to come executed.
+// One of the setmaxnreg that a warpgroup executes in order, as its first warp executed it.
 struct RegisterChange {
     int32_t row = -1;
-    uint32_t registers = 0, warps = 0;      // warps: how many have executed it
+    uint32_t registers = 0, warps = 0;      // warps: number of warps that have executed it
     Place first;
 };
 
@@ -154,20 +155,20 @@ struct Cta {
     std::array<NamedBarrier, 16> named;
     std::vector<std::unique_ptr<Warp>> warps;
     std::vector<std::deque<std::shared_ptr<WgmmaSlot>>> warpgroups;     // not yet issued by all four warps
-    std::vector<uint32_t> warpgroup_base;                               // number of the first of them
+    std::vector<uint32_t> warpgroup_base;                               // number of the first element of each deque
     uint32_t alive_warps = 0;
     bool relinquished = false;
     std::map<uint32_t, uint32_t> tmem_allocations;      // column -> columns
     uint32_t tmem_request = 0;          // columns of a collective tcgen05.alloc that waits for the peer CTA
-    int32_t tmem_granted = -1;          // its first column, once the peer has come
-    Shadow races;               // of shared memory, a cell for 4 bytes
-    std::unordered_map<uint64_t, Access> arrivals;      // of each lane of other CTAs the last one at a barrier here
-    Order last;                 // what its warps had seen and done when they ended
-    uint32_t pool_registers = 0;        // setmaxnreg pool, registers
+    int32_t tmem_granted = -1;          // first column, after the peer has allocated
+    Shadow races;               // of shared memory, one cell per 4 bytes
+    std::unordered_map<uint64_t, Access> arrivals;      // last arrival of each lane of other CTAs at barriers of this CTA
+    Order last;                 // what its warps had seen and done at their exit
+    uint32_t pool_registers = 0;        // registers in the setmaxnreg pool
     std::map<uint32_t, std::vector<RegisterChange>> register_changes;      // by warpgroup
 
     static constexpr uint8_t kValid = 1, kBarrier = 2;
-    // Do all of these bytes hold a defined value?
+    // True if all of these bytes hold defined values.
     static bool defined(const uint8_t* shadow, size_t bytes) {
         for (; bytes >= 8; shadow += 8, bytes -= 8) {
             uint64_t eight;
@@ -184,7 +185,7 @@ struct Cluster {
     uint32_t id[3] = {};
     std::vector<std::unique_ptr<Cta>> ctas;
     uint64_t phase = 0;
-    uint32_t arrived = 0;       // lanes of the current phase
+    uint32_t arrived = 0;       // lanes, in the current phase
     uint32_t alive_lanes = 0;
     Order release[2];
     uint32_t alive_ctas = 0;
@@ -194,8 +195,8 @@ struct Sm {
     uint32_t id = 0;
     std::vector<uint32_t> tmem;         // [kTmemLanes][kTmemColumns]
     std::vector<uint8_t> tmem_valid;
-    // The CTA that allocated a column, until another one does: kernels may give columns back while their last
-    // operations still run, which is harmless as long as nobody else gets them.
+    // The last CTA that allocated a column, also after its deallocation. Kernels may free columns while their last
+    // operations run; this is harmless until another CTA allocates the columns.
     std::array<Cta*, kTmemColumns> tmem_owner{};
     std::array<bool, kTmemColumns> tmem_taken{};
     uint32_t shared_used = 0, threads_used = 0, registers_used = 0, ctas = 0;

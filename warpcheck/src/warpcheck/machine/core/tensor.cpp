@@ -1,4 +1,4 @@
-// Tensor cores: tcgen05.mma and mma.sync. PTX ISA 9.7.14, 9.7.16.
+// Execution of tcgen05.mma and mma.sync. PTX ISA 9.7.14, 9.7.16.
 #include "engine.hpp"
 #include "lanes.hpp"
 #include "mma_sync.hpp"
@@ -8,14 +8,14 @@
 namespace warpcheck {
 namespace {
 
-// N and M in the instruction descriptor, whatever the kind.
+// Bits of N and M in the instruction descriptor, the same for all kinds.
 constexpr uint32_t kShapeBits = 0x3Fu << 17 | 0x1Fu << 24;
-constexpr uint32_t kMostRegisters = 32;     // 32-bit ones that a thread gives to mma.sync: m16n8k16 of binary64
+constexpr uint32_t kMostRegisters = 32;     // 32-bit registers per thread of mma.sync: m16n8k16 of binary64
 
 }  // namespace
 
-// Races and poison of a matrix operation's operands. `poison` collects, when given, what makes whole results undefined:
-// [0] any shared operand; [1 + lane + 128 * cta] a lane of an operand in TMEM.
+// Checks races and poison of a matrix operation's operands. If `poison` is given, it is set where results become
+// undefined: [0] an undefined operand in shared memory; [1 + lane + 128 * cta] a lane of an operand in TMEM.
 void Engine::check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint& footprint, std::vector<uint8_t>* poison) {
     for (const SharedRange& r : footprint.shared) {
         Cta& cta = *ctas[r.cta];
@@ -72,7 +72,8 @@ void Engine::umma(Exec& x) {
             for (const SharedRange& r : footprint.shared) count_bytes("mma_shared", r.bytes);
             std::vector<uint8_t> poison(257, 0);
             check_operands(*self, ctas.data(), footprint, &poison);
-            // A read rectangle that no write rectangle covers is an operand; its poison spoils its lanes.
+            // A rectangle that is read but not written is an operand. Its undefined cells make the results of their
+            // lanes undefined.
             std::vector<TmemRect> results;
             for (const TmemRect& r : footprint.tmem)
                 if (r.write) results.push_back(r);
@@ -151,7 +152,7 @@ void Engine::mma_sync(Exec& x) {
         mma_sync_execute(op, sources, sources + na, sources + na + nb, results);
     }
     counters.mma_flops += 2ull * op.m * op.n * op.k;
-    // Poison: row l / 4 (and + 8) of A and C, column l / 4 of B.
+    // Undefined values: row l / 4 (and + 8) of A and C, column l / 4 of B.
     uint32_t a_bad[2] = {}, b_bad = 0;
     bool any = false;
     const uint32_t row_pairs = op.m == 16 ? 2 : 1;

@@ -1,8 +1,7 @@
-// The 128-byte tensor map (TMA descriptor): decoded, encoded, and edited in place (tensormap.replace).
-//
-// NVIDIA does not document the layout. It was found in two ways that agree: by compiling host functions that differ
-// in one argument and comparing the maps they pack, and by reading the bit insertions that the assembler emits for
-// each field of tensormap.replace. Only the first 64 bytes carry information (32-bit words, little-endian):
+// The 128-byte tensor map (TMA descriptor): decoding, encoding, and changes in place (tensormap.replace).
+// NVIDIA does not document the layout. Two methods gave the same result: comparing the maps that compiled host
+// functions pack when one argument differs, and reading the bit insertions that the assembler emits for each field of
+// tensormap.replace. Only the first 64 bytes carry information (32-bit words, little-endian):
 //   words 0-1    global address
 //   word 2       bits 4-6 rank - 1, 7-10 element type, 11-12 interleave, 13-14 and 22 swizzle mode, 15 NaN fill,
 //                16 round to tf32, 17-18 L2 promotion, 19-20 swizzle atomicity, 21 set on tensors of 128 KiB or more;
@@ -21,12 +20,12 @@
 
 namespace warpcheck {
 
-// Element types in the numbering of the map. tensormap.replace numbers tf32 11, tf32.ftz 12 and the packed types
-// 13-15; the map holds tf32 as f32 with the rounding bit set, and the packed types as 11-13.
+// Element types, as numbered in the map. tensormap.replace numbers tf32 11, tf32.ftz 12 and the packed types 13-15; the
+// map stores tf32 as f32 with the rounding bit, and the packed types as 11-13.
 enum class TmaType : uint8_t {
     U8, U16, U32, S32, U64, S64, F16, F32, F32Ftz, F64, BF16,
     B4x16,        // 16 4-bit elements in 8 bytes
-    B4x16Pad64,   // the same in global memory; in shared memory 8 bytes of padding follow
+    B4x16Pad64,   // as B4x16 in global memory; in shared memory 8 bytes of padding follow
     B6x16Pad32,   // 16 6-bit elements in 12 bytes of global memory; in shared memory 4 bytes of padding follow
 };
 
@@ -49,7 +48,7 @@ struct TensorMap {
     uint32_t element_stride[5] = {1, 1, 1, 1, 1};// traversal stride, 1..8
 };
 
-// Bits of one element in global memory.
+// Bits of an element in global memory.
 constexpr uint32_t tma_element_bits(TmaType type) {
     switch (type) {
         case TmaType::U8: return 8;
@@ -101,8 +100,8 @@ inline TensorMap decode_tensormap(const uint8_t* map128) {
     return map;
 }
 
-// tensormap.replace: writes one field, in place. `ordinal` selects the dimension of the fields that have one (for
-// GlobalStride, 0 is the stride of dimension 1); values are those of the instruction's operand.
+// tensormap.replace: writes one field in place. `ordinal` selects the dimension of a field that has several (for
+// GlobalStride, 0 is the stride of dimension 1). `value` is the operand of the instruction.
 inline void tensormap_replace(uint8_t* map128, TensorMapField field, uint32_t ordinal, uint64_t value) {
     uint32_t words[detail::kMapWords];
     std::memcpy(words, map128, sizeof words);

@@ -1,5 +1,5 @@
-// Tile-mode tensor copies: which bytes of global memory meet which bytes of shared memory.
-// PTX ISA 5.5 (tensors), 9.7.9.25.5 (cp.async.bulk.tensor, cp.reduce.async.bulk.tensor).
+// Tensor copies in tile mode: the mapping between bytes of global and of shared memory. PTX ISA 5.5 (tensors),
+// 9.7.9.25.5 (cp.async.bulk.tensor, cp.reduce.async.bulk.tensor).
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 
 namespace warpcheck {
 
-// `bytes` bytes that are contiguous on both sides. A load writes zeros (or NaN) where `fill` is set;
-// a store or a reduction skips such pieces.
+// Piece of a copy: bytes that are contiguous on both sides. If `fill` is set, a load writes zeros (or NaN), and a store
+// or a reduction skips the piece.
 struct TmaPiece {
-    uint64_t global;    // address; 0 when fill
+    uint64_t global;    // address; 0 if fill is set
     uint32_t shared;    // offset in the shared window
     uint32_t bytes;
     bool fill;
@@ -22,7 +22,7 @@ struct TmaPiece {
 
 namespace detail {
 
-// How 16 (or fewer) bytes of a row of the box lie in global and in shared memory.
+// Layout of 16 (or fewer) bytes of a row of the box in global and in shared memory.
 struct TmaUnits {
     uint32_t elements;      // per unit
     uint32_t global_bytes;
@@ -38,9 +38,9 @@ constexpr TmaUnits tma_units(TmaType type) {
     }
 }
 
-// The address after the swizzle, and the largest power of two of bytes that stay together.
+// Swizzle of shared addresses, and the largest power-of-two run of bytes that it keeps contiguous.
 struct TmaSwizzler {
-    uint32_t line_mask = 0;     // which bits of the 128-byte line's index take part
+    uint32_t line_mask = 0;     // bits of the 128-byte line's index that take part
     uint32_t chunk_shift = 4;   // log2 of the atom
     bool flip8 = false;
 
@@ -73,7 +73,8 @@ inline void check_tile_mode(const TensorMap& map) {
         throw UnitError(Fault::Unsupported, "tensor map: interleaved layouts are not modelled");
 }
 
-// Elements of the box along a dimension: the traversal stride thins it. Dimension 0 has none without interleave.
+// Elements of the box along a dimension, divided by the traversal stride. Dimension 0 has no traversal stride without
+// interleave.
 inline uint32_t box_count(const TensorMap& map, uint32_t dim) {
     return dim == 0 ? map.box[0] : (map.box[dim] + map.element_stride[dim] - 1) / map.element_stride[dim];
 }
@@ -83,8 +84,8 @@ inline uint32_t box_row_bytes(const TensorMap& map) {
     return (map.box[0] + units.elements - 1) / units.elements * units.shared_bytes;
 }
 
-// Cuts a run of bytes where the swizzle moves the next atom elsewhere, and joins it to the last piece where both
-// sides continue it.
+// Appends a run of bytes. Splits it at the boundaries of swizzle atoms, and merges it with the last piece if it
+// continues that piece on both sides.
 inline void emit_run(const TmaSwizzler& swizzle, uint64_t global, uint32_t shared, uint32_t bytes, bool fill,
                      std::vector<TmaPiece>& out) {
     const uint32_t atom = swizzle.atom_bytes();
@@ -102,7 +103,7 @@ inline void emit_run(const TmaSwizzler& swizzle, uint64_t global, uint32_t share
     }
 }
 
-// One row of the box (dimension 0). `row_in_bounds` tells whether all other coordinates lie inside the tensor.
+// Appends one row of the box (dimension 0). `row_in_bounds`: all other coordinates are inside the tensor.
 inline void emit_row(const TensorMap& map, const TmaSwizzler& swizzle, int64_t column, uint64_t row_address,
                      bool row_in_bounds, uint32_t shared, std::vector<TmaPiece>& out) {
     const TmaUnits units = tma_units(map.type);
@@ -118,25 +119,25 @@ inline void emit_row(const TensorMap& map, const TmaSwizzler& swizzle, int64_t c
         emit_run(swizzle, 0, shared + uint32_t(last) * size, uint32_t(count - last) * size, true, out);
         return;
     }
-    // Packed types: groups of 16 elements; extents and coordinates are whole groups.
+    // Packed types: groups of 16 elements; extents and coordinates are multiples of a group.
     for (int64_t i = 0; i < count; i += units.elements, shared += units.shared_bytes) {
         const bool inside = i >= first && i + units.elements <= last;
         const uint64_t global = row_address + uint64_t((column + i) / units.elements * units.global_bytes);
-        emit_run(swizzle, inside ? global : 0, shared, units.global_bytes, !inside, out);  // padding stays as it was
+        emit_run(swizzle, inside ? global : 0, shared, units.global_bytes, !inside, out);  // padding is not written
     }
 }
 
 }  // namespace detail
 
-// Bytes of shared memory that one box occupies, whole even where the box leaves the tensor.
+// Bytes of a whole box in shared memory, including elements outside the tensor.
 inline uint32_t tma_box_bytes(const TensorMap& map) {
     uint32_t bytes = detail::box_row_bytes(map);
     for (uint32_t d = 1; d < map.rank; ++d) bytes *= detail::box_count(map, d);
     return bytes;
 }
 
-// Pieces of the box at `coords` (elements, may be negative), in ascending order of box coordinates. `shared` is the
-// box's offset in the shared window.
+// Pieces of the box at `coords` (in elements, may be negative), in ascending order of box coordinates. `shared` is the
+// offset of the box in the shared window.
 inline void tma_pieces(const TensorMap& map, const int32_t coords[5], uint32_t shared, std::vector<TmaPiece>& out) {
     detail::check_tile_mode(map);
     const detail::TmaSwizzler swizzle(map);
@@ -174,19 +175,19 @@ inline void tma_pieces_gather4(const TensorMap& map, const int32_t coords[5], ui
     }
 }
 
-// What complete_tx counts for a load of the box: of padded elements those of 4 or 6 bits, as CUTLASS expects them.
+// Bytes that complete_tx counts for a load of the box. As CUTLASS expects, padded elements count as 4 or 6 bits.
 inline uint32_t tma_delivered_bytes(const TensorMap& map) {
     const detail::TmaUnits units = detail::tma_units(map.type);
     return tma_box_bytes(map) / units.shared_bytes * units.global_bytes;
 }
 
-// The bytes of shared memory that the box covers, whole: one range, which a swizzle only permutes. With a padded
-// element type the padding counts as covered although a load leaves it unwritten.
+// Bytes of shared memory that the box covers. The swizzle only permutes them, so they are one range. Padding of a
+// padded element type is included, although a load does not write it.
 inline SharedRange tma_shared_range(const TensorMap& map, uint32_t shared, bool write) {
     return {shared, tma_box_bytes(map), 0, write};
 }
 
-// The pattern that out-of-bounds elements read as; a multiple of every element size.
+// Value of out-of-bounds elements, as a repeated pattern whose length is a multiple of every element size.
 inline uint64_t tma_fill_pattern(const TensorMap& map) {
     if (!map.nan_fill) return 0;
     switch (map.type) {
@@ -197,8 +198,8 @@ inline uint64_t tma_fill_pattern(const TensorMap& map) {
     }
 }
 
-// Executes a piece of a load. Maps of f32 may round to tf32 (to nearest even; the ISA does not say how) and flush
-// subnormals on the way.
+// Executes a piece of a load. Maps of f32 may round to tf32 and flush subnormals. The rounding is to nearest even,
+// which the ISA leaves open.
 inline void tma_load_piece(const TensorMap& map, const TmaPiece& piece, uint8_t* shared_base) {
     uint8_t* target = shared_base + piece.shared;
     if (piece.fill) {
@@ -267,9 +268,8 @@ inline float flush_subnormal(float v) { return std::fabs(v) < 0x1p-126f ? std::c
 
 }  // namespace detail
 
-// destination[i] = op(destination[i], source[i]) for the elements of a piece; also for the 1-D
-// cp.reduce.async.bulk. Sums round to nearest even; f32 sums flush subnormal inputs and results, f16 and bf16 sums
-// keep them (.noftz).
+// Reduction of a piece, destination[i] = op(destination[i], source[i]); also for the 1-D cp.reduce.async.bulk. Sums
+// round to nearest even. f32 sums flush subnormal inputs and results; f16 and bf16 sums keep them (.noftz).
 inline void reduce_bytes(ReduceOp op, TmaType type, uint8_t* destination, const uint8_t* source, uint32_t bytes) {
     using namespace detail;
     const auto integer = [op](auto old, auto value) { return reduce_integer(op, old, value); };

@@ -1,4 +1,4 @@
-// Tensor memory: allocation, loads and stores, copies and shifts. PTX ISA 9.7.16.
+// Execution of tensor memory instructions: allocation, loads and stores, copies and shifts. PTX ISA 9.7.16.
 #include <utility>
 
 #include "engine.hpp"
@@ -8,7 +8,7 @@
 namespace warpcheck {
 namespace {
 
-// The first aligned run of columns that is free on an SM, and on its peer's where there is one; -1 if there is none.
+// First aligned run of columns that is free on an SM, and on its peer if there is one; -1 if there is none.
 int32_t find_columns(const Sm& sm, const Sm* peer, uint32_t columns) {
     for (uint32_t start = 0; start + columns <= kTmemColumns; start += columns) {
         bool free = true;
@@ -18,7 +18,7 @@ int32_t find_columns(const Sm& sm, const Sm* peer, uint32_t columns) {
     return -1;
 }
 
-// Fresh columns hold poison.
+// Allocates columns. Their cells are undefined.
 void take_columns(Cta& cta, uint32_t start, uint32_t columns) {
     Sm& sm = *cta.sm;
     cta.tmem_allocations[start] = columns;
@@ -61,7 +61,7 @@ Next Engine::tmem_alloc(Exec& x) {
         fail(Check::TmemMisuse, "tcgen05.alloc of " + std::to_string(columns) + " columns: expected a power of two in 32..512");
     if (cta.relinquished) fail(Check::TmemMisuse, "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
     Cta* peer = nullptr;
-    if (m.group == 2) {       // collective: both CTAs of the pair get the same columns, once both have come
+    if (m.group == 2) {       // collective: both CTAs of the pair get the same columns, after both have executed it
         if ((cta.rank ^ 1) >= cta.cluster->ctas.size()) fail(Check::TmemMisuse, "cta_group::2 without a peer CTA");
         peer = cta.cluster->ctas[cta.rank ^ 1].get();
     }
@@ -103,7 +103,7 @@ void Engine::tmem_dealloc(Exec& x) {
     const auto found = cta.tmem_allocations.find(column);
     if (found == cta.tmem_allocations.end() || found->second != columns)
         fail(Check::TmemMisuse, "tcgen05.dealloc of columns " + std::to_string(column) + "+" + std::to_string(columns) + ", which is no allocation of this CTA");
-    if (races_.enabled && config_.check_leftovers) {    // all uses must be over
+    if (races_.enabled && config_.check_leftovers) {    // all uses must be ordered before the deallocation
         drain(cta);
         races_.end_of_tmem(agent_of(x.w, current_.row), *cta.sm, {0, kTmemLanes, uint16_t(column), uint16_t(columns), 0, true});
     }
@@ -122,7 +122,7 @@ void Engine::tmem_ld_st(Exec& x) {
         if (x.value(0, l) != x.value(0, x.first_lane())) fail(Check::IllegalInstruction, "the TMEM address differs among the lanes of the warp");
     });
     const uint32_t quarter = w.index % 4 * 32;
-    if (quarter && TmemAddress(access.taddr).lane < 32) {   // chips take the quarter from the warp
+    if (quarter && TmemAddress(access.taddr).lane < 32) {   // chips take the quarter of the lanes from the warp's index
         if (config_.check_tmem)
             note(Check::TmemQuarter, "the address names TMEM lanes of warp 0 of the warpgroup, of which this is warp " +
                                          std::to_string(w.index % 4));

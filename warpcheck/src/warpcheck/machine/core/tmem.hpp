@@ -1,5 +1,5 @@
-// tcgen05.ld, st, cp and shift: the data paths of tensor memory.
-// PTX ISA 9.7.16.2.3 (shapes), 9.7.16.8 (ld, st), 9.7.16.9 (cp, shift).
+// Data paths of tensor memory: tcgen05.ld, st, cp and shift. PTX ISA 9.7.16.2.3 (shapes), 9.7.16.8 (ld, st), 9.7.16.9
+// (cp, shift).
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,7 @@ namespace warpcheck {
 struct TmemAccess {
     TmemShape shape;
     uint16_t num;           // .x1 .. .x128
-    bool pack16;            // .pack::16b / .unpack::16b: a register is the low halves of two adjacent columns
+    bool pack16;            // .pack::16b / .unpack::16b: a register holds the low halves of two adjacent columns
     uint32_t taddr;
     uint32_t split = 0;     // immHalfSplitoff of .16x32bx2, in columns
 };
@@ -27,8 +27,8 @@ inline uint32_t tmem_registers(const TmemAccess& a) {
 
 struct TmemCell { uint16_t lane, column; };
 
-// The cell that register `reg` of thread `thread` moves, relative to the base address; with pack16 the first of two
-// adjacent cells.
+// Cell of register `reg` of thread `thread`, relative to the base address. With pack16 it is the first of two adjacent
+// cells.
 inline TmemCell tmem_cell_offset(const TmemAccess& a, uint32_t reg, uint32_t thread) {
     const uint32_t width = a.pack16 ? 2 : 1;    // columns per 32 bits of register
     uint32_t lane = 0, word = 0, split = 0;
@@ -73,7 +73,7 @@ inline void check_tmem_rect(const TmemRect& r, const char* what) {
 }
 }  // namespace detail
 
-// The accessed cells as one or two rectangles (cta = 0).
+// Appends the accessed cells as one or two rectangles (cta = 0).
 inline void tmem_footprint(const TmemAccess& a, bool write, std::vector<TmemRect>& out) {
     const TmemAddress base(a.taddr);
     const char* what = write ? "tcgen05.st" : "tcgen05.ld";
@@ -90,7 +90,7 @@ inline void tmem_footprint(const TmemAccess& a, bool write, std::vector<TmemRect
     }
 }
 
-// regs[r] points to the 32 threads' values of register r; tmem is [kTmemLanes][kTmemColumns].
+// regs[r] points to the values of register r in the 32 threads; tmem is [kTmemLanes][kTmemColumns].
 inline void tmem_load(const TmemAccess& a, const uint32_t* tmem, uint32_t* const* regs) {
     const uint32_t count = tmem_registers(a);
     for (uint32_t thread = 0; thread < 32; ++thread) {
@@ -115,9 +115,9 @@ inline void tmem_store(const TmemAccess& a, uint32_t* tmem, const uint32_t* cons
     }
 }
 
-// tcgen05.cp shapes; 64x128b comes with the warp pairs that share a half: .warpx2::02_13 or .warpx2::01_23.
-// tcgen05.cp: shared memory to TMEM. With cta_group 2 each CTA of the pair copies from its own shared memory.
-// The source is K-major: a line of the descriptor's layout is a row, a chunk 128 bits of it.
+// tcgen05.cp: copy from shared memory to TMEM. With cta_group 2 each CTA of the pair copies from its own shared memory.
+// The source is K-major: a line of the descriptor's layout is a row, and a chunk is 128 bits of it. Shape 64x128b needs
+// the warp pairs that share a half: .warpx2::02_13 or .warpx2::01_23.
 struct TmemCopyOp {
     TmemCopyShape shape;
     TmemCopyFormat format = TmemCopyFormat::None;
@@ -140,10 +140,10 @@ inline TmemCopyPlan tmem_copy_plan(TmemCopyShape shape) {
     }
 }
 
-// Lanes that row `row` of the source reaches, relative to the base address. Returns how many.
+// Lanes that row `row` of the source is copied to, relative to the base address. Returns their number.
 inline uint32_t tmem_copy_lanes(TmemCopyShape shape, uint32_t row, uint32_t lanes[4]) {
     switch (shape) {
-        case TmemCopyShape::S4x256b: lanes[0] = 32 * row; return 1;     // one lane of each warp's part
+        case TmemCopyShape::S4x256b: lanes[0] = 32 * row; return 1;     // one lane in the part of each warp
         case TmemCopyShape::S64x128b_02_13: lanes[0] = row; lanes[1] = row + 64; return 2;
         case TmemCopyShape::S64x128b_01_23:
             lanes[0] = row % 32 + 64 * (row / 32);
@@ -156,7 +156,7 @@ inline uint32_t tmem_copy_lanes(TmemCopyShape shape, uint32_t row, uint32_t lane
     }
 }
 
-// 16 packed 4- or 6-bit floats to 8-bit containers: 4 bits go to the middle (bits 2-5), 6 bits to the low end.
+// Expands 16 packed 4- or 6-bit floats to 8-bit containers: 4 bits to bits 2-5, 6 bits to bits 0-5.
 inline void decompress_chunk(TmemCopyFormat format, const uint8_t* source, uint8_t target[16]) {
     for (uint32_t i = 0; i < 16; ++i) {
         if (format == TmemCopyFormat::B4x16Pad64) {
@@ -223,9 +223,9 @@ inline void tmem_copy_execute(const TmemCopyOp& op, const CtaMemory ctas[2]) {
     }
 }
 
-// tcgen05.shift.down: in the 32 lanes at taddr, 8 columns (32 bytes) wide, lane i takes the row of lane i + 1; the
-// last lane keeps its row. (The ISA says "shift down by one row, except the last"; that the row index goes down is
-// read off its companion .4x256b copy, which refreshes one lane of each warp's part.)
+// tcgen05.shift.down: in the 32 lanes at taddr and 8 columns (32 bytes), lane i takes the row of lane i + 1; the last
+// lane keeps its row. The ISA says "shift down by one row, except the last". The direction follows from the
+// accompanying .4x256b copy, which refreshes one lane of each warp's part.
 struct TmemShiftOp { uint8_t cta_group; uint32_t taddr; };
 
 inline void tmem_shift_footprint(const TmemShiftOp& op, Footprint& out) {

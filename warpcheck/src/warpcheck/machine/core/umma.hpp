@@ -1,11 +1,11 @@
-// tcgen05.mma: D[M,N] (TMEM) = A[M,K] (shared memory or TMEM) * B[K,N] (shared memory) + D.
-// PTX ISA 9.7.16.2 (shapes), 9.7.16.4.2 (instruction descriptor), 9.7.16.10 (data paths, block scaling).
-// The arithmetic is matmul.hpp's; the data paths follow the layouts of the ISA's figures:
+// tcgen05.mma: D[M,N] (TMEM) = A[M,K] (shared memory or TMEM) * B[K,N] (shared memory) + D. PTX ISA 9.7.16.2 (shapes),
+// 9.7.16.4.2 (instruction descriptor), 9.7.16.10 (data paths, block scaling). matmul.hpp holds the arithmetic. The data
+// paths are the layouts in the ISA's figures:
 //   A, D: M = 256, cta_group 2             lane = row within the CTA's half
 //   B:    M = 128, cta_group 2             lanes 0-63 hold the first half of N, lanes 64-127 the second
-//   E:    M = 64, .ws                      the same, in one CTA
+//   E:    M = 64, .ws                      as B, in one CTA
 //   F:    M = 64                           16 lanes of each warp's 32
-//   G:    M = 32, .ws                      each warp's 32 lanes hold a quarter of N
+//   G:    M = 32, .ws                      32 lanes of each warp hold a quarter of N
 #pragma once
 
 #include <cmath>
@@ -16,10 +16,10 @@
 
 namespace warpcheck {
 
-// One tcgen05.mma instruction with its operands' values.
+// A tcgen05.mma instruction with the values of its operands.
 struct UmmaOp {
     MmaKind kind;
-    uint8_t cta_group = 1;          // 1 or 2; with 2, every address holds in both CTAs of the pair
+    uint8_t cta_group = 1;          // 1 or 2; with 2, every address applies to both CTAs of the pair
     bool weight_stationary = false; // .ws
     bool a_in_tmem = false;
     bool accumulate = false;        // enable-input-d
@@ -29,23 +29,23 @@ struct UmmaOp {
     uint64_t a_desc = 0;
     uint64_t b_desc = 0;
     uint32_t idesc = 0;
-    uint32_t disable_lane[8] = {};  // bit set: that lane of D is not written; [0..3] even CTA, [4..7] odd CTA
+    uint32_t disable_lane[8] = {};  // lanes of D that are not written, a bit each; [0..3] even CTA, [4..7] odd CTA
     uint8_t scale_vector = 0;       // block-scaled kinds: scale factors along K (1, 2 or 4)
     uint32_t scale_a_tmem = 0;
     uint32_t scale_b_tmem = 0;
 };
 
-// The instruction descriptor, decoded, with the shape it implies.
+// Decoded instruction descriptor, with the shape that it implies.
 struct InstrDesc {
-    uint32_t m, n, k;               // of the whole operation, both CTAs together
+    uint32_t m, n, k;               // of the whole operation, over both CTAs
     MmaType a, b, d;
     bool negate_a, negate_b;
     bool mn_major_a, mn_major_b;
     bool saturate;
     Packing packing;                // of A and B in shared memory
     bool block_scaled;
-    bool scale_ue8m0;               // else ue4m3
-    uint8_t scale_id_a, scale_id_b; // byte within the 32-bit cell where a row's scale factors start
+    bool scale_ue8m0;               // otherwise ue4m3
+    uint8_t scale_id_a, scale_id_b; // byte in the 32-bit cell at which a row's scale factors start
 };
 
 inline InstrDesc decode_instr_desc(const UmmaOp& op) {
@@ -119,7 +119,8 @@ inline InstrDesc decode_instr_desc(const UmmaOp& op) {
     else
         shape_ok = (m == 128 || m == 256) && n >= 16 && n <= 256 && n % 16 == 0;
     if (op.kind == MmaKind::I8 && (n > 32 || op.cta_group == 2)) shape_ok &= n % (16 * op.cta_group) == 0;
-    // Not in the ISA's table; cutlass/arch/mma_sm100_umma.hpp asserts it for every 2x1SM_TS operation.
+    // The ISA's table does not contain this condition; cutlass/arch/mma_sm100_umma.hpp asserts it for every 2x1SM_TS
+    // operation.
     if (op.cta_group == 2 && op.a_in_tmem) shape_ok &= n % 32 == 0;
     if (!shape_ok)
         throw bad("M = " + std::to_string(m) + ", N = " + std::to_string(n) + " is not a shape of cta_group::" +
@@ -129,12 +130,12 @@ inline InstrDesc decode_instr_desc(const UmmaOp& op) {
 
 namespace detail {
 
-// A part of D that lies in one CTA's TMEM: rows [0, rows) of that CTA's half of A, columns [n0, n0 + columns) of B.
+// Part of D in the TMEM of one CTA: rows [0, rows) of that CTA's half of A, columns [n0, n0 + columns) of B.
 struct UmmaBlock {
     uint8_t cta;
     uint32_t rows, n0, columns;
-    uint32_t first_lane;    // of row 0, relative to D's address
-    bool half_lanes;        // layout F: row i lies in lane 32 * (i / 16) + i % 16
+    uint32_t first_lane;    // lane of row 0, relative to D's address
+    bool half_lanes;        // layout F: row i is in lane 32 * (i / 16) + i % 16
     uint32_t lane(uint32_t row) const { return first_lane + (half_lanes ? row / 16 * 32 + row % 16 : row); }
 };
 
@@ -166,7 +167,7 @@ inline SharedOperand umma_b(const UmmaOp& op, const InstrDesc& d) {
     return umma_operand(op.b_desc, d.b, d.packing, d.mn_major_b, d.n / op.cta_group, d.k);
 }
 
-// 32-bit columns of A in TMEM: 8-bit containers for narrow types, except the packed 4 bits of mxf4.
+// Storage of A in 32-bit columns of TMEM: 8-bit containers for narrow types, except the packed 4-bit elements of mxf4.
 inline Packing umma_tmem_packing(const InstrDesc& d) {
     return d.packing == Packing::Padded16 && element_bits(d.a) < 8 ? Packing::Container8 : Packing::Dense;
 }
@@ -175,11 +176,12 @@ inline uint32_t umma_a_columns(const InstrDesc& d) {
     return d.k * bits / 32;
 }
 
-// Scale factors of `count` rows: one 32-bit column per 32 rows, row i in lane i % 32 of every warp's part.
+// Columns of the scale factors of `count` rows: one 32-bit column per 32 rows; row i is in lane i % 32 of every warp's
+// part.
 inline uint32_t scale_columns(uint32_t count) { return (count + 31) / 32; }
 
 inline float scale_factor(const uint32_t* tmem, uint32_t taddr, uint32_t lane_part, uint32_t row, uint32_t byte, bool ue8m0) {
-    const TmemAddress base(taddr & 0x3FFFFFFF);     // bits 30-31 carry the scale factor id as well
+    const TmemAddress base(taddr & 0x3FFFFFFF);     // bits 30-31 hold the scale factor id
     const uint32_t cell = tmem[(32 * lane_part + row % 32) * kTmemColumns + base.column + row / 32];
     const auto code = uint8_t(cell >> 8 * byte);
     return ue8m0 ? ue8m0_to_float(code) : e4m3_to_float(code & 0x7F);
@@ -199,8 +201,8 @@ inline void add_rows(const UmmaBlock& block, uint32_t base_lane, uint32_t column
 
 }  // namespace detail
 
-// All bytes and cells that the operation reads and writes, in both CTAs. D is listed as read only when accumulate is
-// set; lanes of the disable mask stay listed.
+// All bytes and cells that the operation reads and writes, in both CTAs. D is listed as read only if `accumulate` is
+// set. Lanes of the disable mask are listed as well.
 inline void umma_footprint(const UmmaOp& op, Footprint& out) {
     const InstrDesc d = decode_instr_desc(op);
     const TmemAddress base_d(op.d_tmem), base_a(op.a_tmem);
@@ -229,7 +231,7 @@ inline void umma_footprint(const UmmaOp& op, Footprint& out) {
 
 namespace detail {
 
-// A's rows of one block, from TMEM: each block reads the copy in its own lanes.
+// Unpacks the rows of A of one block from TMEM; each block reads the copy in its own lanes.
 template <class T>
 inline void unpack_tmem_a(const UmmaOp& op, const InstrDesc& d, const UmmaBlock& block, const uint32_t* tmem, T* out) {
     const TmemAddress base(op.a_tmem);
@@ -241,13 +243,14 @@ inline void unpack_tmem_a(const UmmaOp& op, const InstrDesc& d, const UmmaBlock&
     }
 }
 
-// Scale factors of one block of D, spread over parts of K: a[row * parts + part], b[part * columns + column].
+// Scale factors of one block of D, for each part of K: a[row * parts + part], b[part * columns + column].
 struct ScaleFactors {
     std::vector<float> a, b;
-    std::vector<int> exponents_a, exponents_b;      // of the factors of part 0, for powers of two
+    std::vector<int> exponents_a, exponents_b;      // exponents of the factors of part 0, if they are powers of two
 };
 
-// Each row of D takes A's factors from its own warp's copy; the block takes B's from its first warp's.
+// Reads scale factors. Each row of D takes A's factors from the copy of its own warp; the block takes B's from the copy
+// of its first warp.
 inline ScaleFactors read_scale_factors(const UmmaOp& op, const InstrDesc& d, const UmmaBlock& block, const uint32_t* tmem, uint32_t parts) {
     ScaleFactors f;
     const uint32_t repeat = parts / op.scale_vector;
@@ -274,10 +277,10 @@ inline void execute_float(const UmmaOp& op, const InstrDesc& d, const CtaMemory 
     std::vector<float> a(rows * d.k), b(size_t(d.k) * d.n), scaled_b;
     for (uint32_t cta = 0; cta < op.cta_group; ++cta)
         umma_b(op, d).unpack(ctas[cta].shared, ctas[cta].shared_bytes, d.negate_b, b.data() + cta * half_n, 1, d.n);
-    // Tensor cores of this generation sum all products of an instruction at once.
+    // Blackwell's tensor cores sum all products of an instruction at once.
     Summation how{d.k, 25, least_exponent(d.a), least_exponent(d.b), d.d == MmaType::F16 ? MatmulOutput::F16 : MatmulOutput::F32};
     ScaleFactors factors;
-    int a_cta = -1;     // whose A `a` holds
+    int a_cta = -1;     // CTA whose A is in `a`
     for (const UmmaBlock& block : umma_blocks(op, d)) {
         const CtaMemory& memory = ctas[block.cta];
         if (op.a_in_tmem) {
@@ -289,7 +292,7 @@ inline void execute_float(const UmmaOp& op, const InstrDesc& d, const CtaMemory 
         const float* b_block = b.data() + block.n0;
         size_t ldb = d.n;
         if (d.block_scaled) {
-            const bool grouped = op.kind != MmaKind::MXF8F6F4;      // 4-bit kinds: factors of 16 elements each
+            const bool grouped = op.kind != MmaKind::MXF8F6F4;      // 4-bit kinds: a factor per 16 elements
             factors = read_scale_factors(op, d, block, memory.tmem, grouped ? d.k / 16 : 1);
             scaled_b.resize(size_t(d.k) * block.columns);
             for (uint32_t p = 0; p < d.k; ++p)
@@ -357,14 +360,14 @@ inline void execute_integer(const UmmaOp& op, const InstrDesc& d, const CtaMemor
 
 }  // namespace detail
 
-// Executes at once on the memories of the even ([0]) and, for cta_group 2, the odd CTA ([1]).
+// Executes the operation on the memories of the even ([0]) and, for cta_group 2, the odd CTA ([1]).
 inline void umma_execute(const UmmaOp& op, const CtaMemory ctas[2]) {
     const InstrDesc d = decode_instr_desc(op);
     if (d.d == MmaType::S32) detail::execute_integer(op, d, ctas);
     else detail::execute_float(op, d, ctas);
 }
 
-// Floating-point (or integer) operations: 2 M N K.
+// Number of floating-point (or integer) operations: 2 M N K.
 inline uint64_t umma_flops(const UmmaOp& op) {
     const InstrDesc d = decode_instr_desc(op);
     return 2ull * d.m * d.n * d.k;

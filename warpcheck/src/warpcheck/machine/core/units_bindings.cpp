@@ -1,4 +1,5 @@
-// The pure units as Python functions on NumPy arrays, for their tests: `warpcheck.machine._units`, which no wheel has.
+// Python module warpcheck.machine._units: the units as functions on NumPy arrays, for their tests. Wheels do not
+// contain it.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -18,7 +19,7 @@ using Bytes = py::array_t<uint8_t, py::array::c_style>;
 using Words = py::array_t<uint32_t, py::array::c_style>;
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-// Registers of a warp: (registers, 32) uint32.
+// Registers of a warp, from an array of (registers, 32) uint32.
 struct RegisterRows {
     std::vector<uint32_t*> rows;
     explicit RegisterRows(Words& words) {
@@ -183,7 +184,7 @@ py::list tmem_rects(int shape, uint16_t num, bool pack16, uint32_t taddr, uint32
     return footprint_list(f);
 }
 
-// `shared` and `tmem` are lists of one array per CTA.
+// Memories of a CTA pair; `shared` and `tmem` are lists with one array per CTA.
 struct Pair {
     std::vector<Bytes> shared;
     std::vector<Words> tmem;

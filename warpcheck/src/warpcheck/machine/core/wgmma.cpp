@@ -1,4 +1,4 @@
-// wgmma: a warpgroup's products. PTX ISA 9.7.15.
+// Execution of wgmma, the matrix products of a warpgroup. PTX ISA 9.7.15.
 #include "engine.hpp"
 #include "wgmma.hpp"
 
@@ -24,7 +24,7 @@ Next Engine::wgmma(Exec& x) {
             const size_t keep = size_t(in.as<mod::WgmmaWait>().keep);
             for (size_t i = 0; i + keep < w.wgmma_groups.size(); ++i)
                 for (AsyncPtr& op : w.wgmma_groups[i])
-                    if (op->steps.empty() && op->next == 0 && op->registers.empty()) {      // not issued by all warps yet
+                    if (op->steps.empty() && op->next == 0 && op->registers.empty()) {      // not yet issued by all warps
                         x.f.wait = Wait::Warpgroup;
                         x.f.poll_epoch = epoch_;
                         return Next::Stay;
@@ -70,7 +70,7 @@ Next Engine::wgmma(Exec& x) {
     for (uint32_t i = 0; i < na + 2; ++i)
         if (!a_in_registers || i >= na)
             if (~x.valid(i) && config_.check_poison) note(Check::Uninitialized, "an operand of wgmma was never given a value");
-    // Registers written since the last wgmma.fence are not visible to the tensor core.
+    // The tensor core does not see registers that were written after the last wgmma.fence.
     const auto fenced = [&](const Operand& o) {
         if (o.kind == Operand::Reg && w.written_at[size_t(o.id)] == w.fence_epoch && config_.check_races)
             note(Check::WgmmaFence, "a register of wgmma was written after the last wgmma.fence; needs wgmma.fence between");

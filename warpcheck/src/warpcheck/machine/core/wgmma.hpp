@@ -1,5 +1,5 @@
-// wgmma.mma_async: D[64,N] (registers of a warpgroup) = A[64,K] (registers or shared memory) * B[K,N] (shared) + D.
-// PTX ISA 9.7.15.5. The arithmetic is matmul.hpp's.
+// wgmma.mma_async: D[64,N] (registers of a warpgroup) = A[64,K] (registers or shared memory) * B[K,N] (shared) + D. PTX
+// ISA 9.7.15.5. matmul.hpp holds the arithmetic.
 #pragma once
 
 #include "fragment.hpp"
@@ -23,7 +23,7 @@ struct WgmmaOp {
 
 inline uint32_t wgmma_k(const WgmmaOp& op) { return 256 / element_bits(op.a_type); }
 
-// 32-bit registers per thread of D.
+// 32-bit registers per thread that hold D.
 inline uint32_t wgmma_d_registers(const WgmmaOp& op) { return op.d_type == MmaType::F16 ? op.n / 4 : op.n / 2; }
 
 namespace detail {
@@ -36,7 +36,7 @@ inline SharedOperand wgmma_operand(uint64_t desc, MmaType type, bool mn_major, u
 inline SharedOperand wgmma_a(const WgmmaOp& op) { return wgmma_operand(op.a_desc, op.a_type, op.mn_major_a, 64, wgmma_k(op)); }
 inline SharedOperand wgmma_b(const WgmmaOp& op) { return wgmma_operand(op.b_desc, op.b_type, op.mn_major_b, op.n, wgmma_k(op)); }
 
-// All products of an instruction at once; 8-bit floats keep fewer bits.
+// Hopper's tensor cores sum all products of an instruction at once; they keep fewer bits of 8-bit floats.
 inline Summation wgmma_summation(const WgmmaOp& op) {
     const bool narrow = element_bits(op.a_type) == 8;
     const MatmulOutput wide = narrow ? MatmulOutput::E8M13 : MatmulOutput::F32;
@@ -47,7 +47,7 @@ template <class T>
 inline void wgmma_compute(const WgmmaOp& op, const CtaMemory& memory, const uint32_t* const* a_regs, uint32_t* const* d_regs) {
     const uint32_t k = wgmma_k(op), n = op.n, per_warp = wgmma_d_registers(op);
     const bool half = op.d_type == MmaType::F16;
-    static thread_local std::vector<T> a, b, d;     // kept: as large as the largest that came
+    static thread_local std::vector<T> a, b, d;     // static, so that they are allocated only when they grow
     const auto grow = [](std::vector<T>& v, size_t size) { if (v.size() < size) v.resize(size); };
     grow(a, 64 * k), grow(b, size_t(k) * n), grow(d, 64 * n);
     wgmma_b(op).unpack(memory.shared, memory.shared_bytes, op.negate_b, b.data(), 1, n);
@@ -67,14 +67,14 @@ inline void wgmma_compute(const WgmmaOp& op, const CtaMemory& memory, const uint
 
 }  // namespace detail
 
-// Shared memory read by the operation.
+// Appends the shared memory that the operation reads.
 inline void wgmma_footprint(const WgmmaOp& op, std::vector<SharedRange>& out) {
     if (!op.a_in_registers) detail::wgmma_a(op).footprint(0, out);
     detail::wgmma_b(op).footprint(0, out);
 }
 
-// d[warp * wgmma_d_registers() + r] and a[warp * 4 + r] point to the 32 threads' values of a register of warp 0..3 of
-// the warpgroup; `a` is unused when A lies in shared memory.
+// d[warp * wgmma_d_registers() + r] and a[warp * 4 + r] point to the values of a register in the 32 threads of warp
+// 0..3 of the warpgroup. `a` is unused if A is in shared memory.
 inline void wgmma_execute(const WgmmaOp& op, const CtaMemory& memory, const uint32_t* const* a, uint32_t* const* d) {
     if (op.n % 8 || op.n == 0 || op.n > 256)
         throw UnitError(Fault::BadDescriptor, "wgmma: N = " + std::to_string(op.n) + ", expected a multiple of 8 up to 256");

@@ -1,4 +1,4 @@
-// The replay as the Python module warpcheck.timing._replay.
+// Python module warpcheck.timing._replay: the replay.
 #include "../../machine/core/python.hpp"
 
 #include <cstring>
@@ -10,7 +10,7 @@ namespace {
 
 using namespace python;
 
-// What lies in the contiguous array of another object, while this one lives.
+// View of the contiguous array of a Python object, valid during its lifetime.
 class View {
 public:
     explicit View(PyObject* object) { checked(PyObject_GetBuffer(object, &view_, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)); }
@@ -23,7 +23,7 @@ private:
     Py_buffer view_{};
 };
 
-// Rows of int64, each of which is a T.
+// Rows of int64 as values of T.
 template <class T>
 std::vector<T> rows(PyObject* array) {
     const View view(array);
@@ -54,8 +54,8 @@ Chip chip_from(PyObject* numbers) {
     return chip;
 }
 
-// Arguments: numbers of the chip; pipes; arrays of slots, instructions, blocks; row -> instruction; (CTA, warp, SM, runs, events) of each warp;
-// array of CTAs; timeline; cold; ranges of addresses; limit.
+// Runs a replay. Arguments: numbers of the chip; pipes; arrays of slots, instructions, blocks; row -> instruction;
+// (CTA, warp, SM, runs, events) of each warp; array of CTAs; timeline; cold; ranges of addresses; limit.
 Ref run(PyObject* arguments) {
     Model model;
     model.pipes = whole(item(arguments, 1));

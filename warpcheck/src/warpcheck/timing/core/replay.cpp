@@ -1,3 +1,4 @@
+// Discrete-event simulation of the recorded CTAs: issue, pipes, memory, tensor cores and barriers of the chip.
 #include "replay.hpp"
 
 #include <algorithm>
@@ -9,8 +10,8 @@ namespace warpcheck::timing {
 namespace {
 
 constexpr int kPartitions = 4;
-constexpr Cycles kPiece = 2048;     // bytes of a copy that fill shared memory at a time
-constexpr size_t kLine = 8;         // instructions of a line of the instruction cache
+constexpr Cycles kPiece = 2048;     // bytes of a copy that occupy shared memory at a time
+constexpr size_t kLine = 8;         // instructions per line of the instruction cache
 
 struct Warp {
     const WarpInput* input = nullptr;
@@ -23,19 +24,19 @@ struct Warp {
     Cycles blocked_since = 0;
     int64_t blocked_at = -1;
     std::array<Cycles, kScoreboards> scoreboard{};
-    Cycles tmem_loads = 0, tmem_stores = 0;     // when the last is done
-    std::vector<std::pair<Cycles, Cycles>> bulk_groups;     // when read, when done
+    Cycles tmem_loads = 0, tmem_stores = 0;     // completion of the last one
+    std::vector<std::pair<Cycles, Cycles>> bulk_groups;     // completion of the reads, and of the writes
     std::pair<Cycles, Cycles> bulk_open{0, 0};
     std::vector<Cycles> copy_groups;
     Cycles copy_open = 0;
-    int64_t wgmma_issued = 0, wgmma_committed = 0;          // instructions; of which in groups
-    std::vector<int64_t> wgmma_groups;                      // instructions issued when each was committed
-    int64_t wgmma_waits_for = 0;                            // instructions that must be done
+    int64_t wgmma_issued = 0, wgmma_committed = 0;          // number of instructions, and of those in committed groups
+    std::vector<int64_t> wgmma_groups;                      // instructions issued up to each commit
+    int64_t wgmma_waits_for = 0;                            // number of instructions that must complete
 };
 
 struct Barrier {
     int64_t expected = 0, pending = 0, bytes = 0, phases = 0;
-    struct Waiter { size_t warp; int64_t phases, boards; };     // phases it needs; scoreboards that tell the outcome
+    struct Waiter { size_t warp; int64_t phases, boards; };     // phases that must complete; scoreboards of the result
     std::vector<Waiter> waiters;
 };
 
@@ -48,14 +49,14 @@ struct Partition {
     std::vector<size_t> warps;
     std::vector<Cycles> pipe_free;
     Cycles next = 0, ports = 0, tmem_read = 0, tmem_write = 0, tensor = 0;
-    Cycles taken = 0;           // of the wgmma that runs, by instructions issued beside it
+    Cycles taken = 0;           // time of the running wgmma taken by instructions issued beside it
     size_t last = 0;
     bool stale = true;
     Cycles candidate_time = kNever;
     size_t candidate = 0;
 };
 
-// An entry of a tensor core's queue: a product, or the arrival that follows those before it.
+// Entry of a tensor core's queue: a product, or the arrival that follows earlier products.
 struct Tensor {
     Cycles earliest = 0, mma = 0, smem = 0, flops = 0;
     int64_t pair = 1, cta = -1, barrier = -1;
@@ -67,7 +68,7 @@ struct Sm {
     std::array<Partition, kPartitions> parts;
     Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, gpc_free = 0, red_free = 0, store_free = 0, dsmem_free = 0;
     std::deque<Tensor> tensor;
-    Cycles tensor_free = 0, tensor_begin = 0, given = 0;    // given: what the wgmma that runs was made longer by
+    Cycles tensor_free = 0, tensor_begin = 0, given = 0;    // given: cycles added to the running wgmma
     Tensor running;
     bool tensor_armed = false;
     std::vector<bool> fetched;      // lines of machine code
@@ -186,11 +187,11 @@ private:
         queue_.push({time, order_++, what, a, b, c, d});
     }
 
-    // The record of a warp as slots. An instruction's events go with the slot that carries it. Where the compiler moved that
-    // slot to another block, they go with it to that block's passage: the oldest that it has not taken yet.
+    // Converts the record of a warp to steps. The events of an instruction belong to the slot that carries it. If the
+    // compiler moved that slot to another block, the events belong to the oldest passage of that block without them.
     void expand(Warp& w) {
         const auto& events = w.input->events;
-        struct Passage { int64_t block, first, last, at; };       // first and last instruction, place in the record
+        struct Passage { int64_t block, first, last, at; };       // first and last instruction, position in the record
         struct Happening { uint32_t event, events; int64_t at; };
         std::vector<Passage> passages;
         std::unordered_map<int64_t, std::deque<Happening>> held;       // by instruction
@@ -217,7 +218,7 @@ private:
                 if (!mine.empty() && mine.back().event + mine.back().events == first && mine.back().at >= passages.back().at) mine.back().events += uint32_t(event - first);
                 else mine.push_back({uint32_t(first), uint32_t(event - first), at});
             }
-        std::vector<int64_t> again(passages.size());        // where the same block is passed next
+        std::vector<int64_t> again(passages.size());        // position of the next passage of the same block
         std::unordered_map<int64_t, int64_t> next;
         for (size_t k = passages.size(); k-- > 0;) {
             const auto found = next.find(passages[k].block);
@@ -234,7 +235,7 @@ private:
                 for (int64_t s = block.slot_begin; s < block.slot_end; ++s) {
                     const Slot& slot = model_.slots[size_t(s)];
                     const bool inside = slot.instruction >= block.begin && slot.instruction < block.end;
-                    if (inside && slot.instruction > p.last) continue;      // behind a branch that was taken
+                    if (inside && slot.instruction > p.last) continue;      // after a taken branch
                     Step step{uint32_t(s), 0, 0};
                     if (slot.carries && slot.instruction >= 0) {
                         const auto found = held.find(slot.instruction);
@@ -246,7 +247,7 @@ private:
                     w.steps.push_back(step);
                 }
             }
-            // What no slot carries is done where its block ends.
+            // Events that no slot carries are placed at the end of their block.
             for (int64_t i = p.first; i <= p.last; ++i) {
                 if (carried_[size_t(i)]) continue;
                 const auto found = held.find(i);
@@ -265,7 +266,7 @@ private:
         p.candidate_time = kNever;
         const size_t n = p.warps.size();
         for (size_t k = 0; k < n; ++k) {
-            // The warp that issued last goes on while it can; then the others in turn.
+            // Greedy then round-robin: the warp that issued last continues if it can, then the next in order.
             const size_t i = p.warps[(p.last + k) % n];
             const Warp& w = warps_[i];
             if (w.blocked || w.done) continue;
@@ -337,7 +338,7 @@ private:
             if (ctas_[k].input.after == cta.input.number) push(now_ + chip_.replace, What::Start, int64_t(k));
     }
 
-    // A warp issues its next slot.
+    // Issues the next slot of a warp.
     void step(Sm& sm, Partition& p, size_t i, Cycles t) {
         Warp& w = warps_[i];
         const Step at = w.steps[w.next++];
@@ -350,7 +351,7 @@ private:
             p.taken += Cycles(s.takes) / 1000;
             slowed = Cycles(s.slowed) / 1000;
         }
-        if (slowed > 0)     // what one arithmetic pipe loses beside products the others lose too
+        if (slowed > 0)     // the slowdown beside products applies to all arithmetic pipes
             for (size_t pipe : slowed_pipes_) p.pipe_free[pipe] = std::max(p.pipe_free[pipe], t) + slowed;
         const Cycles occupancy = Cycles(s.occupancy) + slowed;
         p.pipe_free[size_t(s.pipe)] = t + occupancy;
@@ -364,7 +365,7 @@ private:
             if (s.instruction >= 0) act(sm, p, i, s, t, done, read);
             for (uint32_t e = at.event; e < at.event + at.events; ++e) event(sm, i, s, w.input->events[e], t, done, read);
         }
-        if (w.next < w.steps.size()) {      // the first of an SM's warps to come there waits for the instructions
+        if (w.next < w.steps.size()) {      // the first warp of an SM to reach a line waits for its fetch
             const size_t line = w.steps[w.next].slot / kLine;
             if (!sm.fetched[line]) w.ready = std::max(w.ready, t + chip_.code_miss);
             sm.fetched[line] = true;
@@ -416,7 +417,7 @@ private:
                 w.copy_groups.push_back(w.copy_open);
                 w.copy_open = 0;
                 break;
-            case Action::CopyWait:          // first: groups that may be open, second: 1 for all copies
+            case Action::CopyWait:          // first: groups that may be open; second: 1 for all copies
                 if (in.second) w.copy_groups.push_back(w.copy_open), w.copy_open = 0;
                 for (size_t g = 0; g + size_t(in.first) < w.copy_groups.size(); ++g) w.ready = std::max(w.ready, w.copy_groups[g]);
                 break;
@@ -429,7 +430,7 @@ private:
                 w.ready = std::max(w.ready, p.tensor - cycles);
                 break;
             }
-            case Action::Wgmma: {           // first: N, second: 1 if A is in shared memory, 2 if it ends a group
+            case Action::Wgmma: {           // first: N; second: bit 0 if A is in shared memory, bit 1 if it ends a group
                 const int64_t group = int64_t(w.input->warp) / 4;
                 auto& state = cta.warpgroups[group];
                 auto& mine = state.second[w.input->warp % 4];
@@ -437,7 +438,7 @@ private:
                 ++w.wgmma_issued;
                 if (in.second & 2) w.wgmma_groups.push_back(w.wgmma_issued);
                 const int64_t slowest = *std::min_element(state.second.begin(), state.second.end());
-                if (slowest > state.first) {        // the fourth warp has come
+                if (slowest > state.first) {        // all four warps have issued it
                     state.first = slowest;
                     Tensor e;
                     const Cycles n = Cycles(in.first);
@@ -502,7 +503,7 @@ private:
                 done = t + chip_.mbarrier_try;
                 if (b.phases < v[2]) {
                     b.waiters.push_back({i, v[2], s.sets});
-                    if (s.sets) {       // goes on until somebody needs the outcome
+                    if (s.sets) {       // the warp continues until an instruction needs the result
                         done = kNever;
                         w.blocked_since = t;
                         w.blocked_at = s.instruction;
@@ -531,7 +532,8 @@ private:
                 p.pair = v[3];
                 const Cycles rows = m / Cycles(p.pair), columns = n / Cycles(p.pair);
                 p.flops = 2 * m * n * Cycles(v[2]);
-                // N / 2 a K step of 32 bytes with 128 rows an SM, and with 64 rows of one CTA; N / 4 with 64 of a pair.
+                // Cycles per K step of 32 bytes: N / 2 with 128 rows per SM, and with 64 rows of a single CTA; N / 4
+                // with 64 rows of a CTA pair.
                 p.mma = p.pair == 2 && m <= 128 ? n / 4 : n / 2;
                 p.smem = 32 * ((v[4] ? 0 : rows) + columns) / chip_.smem_bytes;
                 if (p.pair == 2 && n <= 96) p.mma += chip_.mma_residual_pair;
@@ -560,7 +562,7 @@ private:
                 break;
             }
             case Timed::Store: {
-                // Lanes that say the same: the chip executes it once for the warp.
+                // The chip executes a store once for a warp if all lanes give the same operands.
                 if (stored_ && stored_->at == e.at && stored_->value[3] == v[3] && stored_->value[2] == v[2] && stored_ + 1 == &e) {
                     stored_ = &e;
                     break;
@@ -591,7 +593,7 @@ private:
             case Timed::Global: {
                 const Memory memory = v[3] == 0 ? memory_of(v[2]) : Memory{0, kNever, false};
                 const Cycles bytes = Cycles(v[1]) * 32;
-                if (v[3] == 2) {        // its registers are free again when it has left
+                if (v[3] == 2) {        // atomic: its registers are free once it has left the SM
                     sm.red_free = std::max(sm.red_free, t) + bytes / chip_.red_bytes;
                     result_.busy["additions"] += bytes / chip_.red_bytes;
                     read = sm.red_free;
@@ -633,10 +635,10 @@ private:
         push(load_end_, What::Arrive, v[1], v[2], 0, -v[3]);
     }
 
-    struct Memory { double sharers; Cycles gpc; bool miss; };       // gpc: bytes a cycle of the SM's share of its GPC's way to L2
+    struct Memory { double sharers; Cycles gpc; bool miss; };       // gpc: bytes per cycle of the SM's share of the link from its GPC to L2
 
-    // What a read of an address finds. SMs that read the same lie in all GPCs, and what several of one GPC read comes there
-    // once.
+    // Sources of a read. SMs that read the same address are spread over all GPCs; a GPC fetches it once for all of its
+    // SMs.
     Memory memory_of(int64_t address) {
         for (const Range& r : options_.ranges)
             if (address >= r.begin && address < r.end)
@@ -644,7 +646,7 @@ private:
         return {1, kNever, options_.cold && first_touch(uint64_t(address) >> 7)};
     }
 
-    // When bytes have come from L2: through the GPC's way to it and the SM's own.
+    // Time at which bytes arrive from L2, over the GPC's link and the SM's own.
     Cycles from_l2(Sm& sm, Cycles bytes, const Memory& memory, Cycles t) {
         sm.gpc_free = std::max(sm.gpc_free, t) + bytes / memory.gpc;
         sm.link_free = std::max(sm.link_free, t) + bytes / chip_.l2_bytes;
@@ -653,7 +655,7 @@ private:
         return std::max(sm.gpc_free, sm.link_free);
     }
 
-    // When bytes that so many SMs ask for together have left DRAM.
+    // Time at which bytes that `sharers` SMs read together have left DRAM.
     Cycles from_dram(Cycles bytes, double sharers, Cycles t) {
         const Cycles takes = bytes / (chip_.dram_bytes * sharers);
         dram_free_ = std::max(dram_free_, t) + takes;
@@ -663,7 +665,7 @@ private:
 
     bool first_touch(uint64_t line) { return touched_.insert(line).second; }
 
-    // Bytes come into (or leave) shared memory, evenly between two times.
+    // Writes bytes to shared memory (or reads them), spread evenly between two times.
     void fill(int64_t sm, Cycles begin, Cycles end, Cycles bytes) {
         const int64_t pieces = std::max<int64_t>(1, int64_t(bytes / kPiece));
         for (int64_t k = 0; k < pieces; ++k)
@@ -713,8 +715,8 @@ private:
         arm(sm);
     }
 
-    // A wgmma begins. It ends when its products are done, its operands read, and what other warps' instructions took of its
-    // time meanwhile (they and the sums share the registers' ports) is made up for.
+    // Starts a wgmma. It ends when its products are done and its operands are read, plus the time that instructions of
+    // other warps took from it: they use the same register ports as the accumulation.
     void begin(Sm& sm, const Tensor& e) {
         sm.running = e;
         sm.tensor_begin = now_;
@@ -775,7 +777,7 @@ private:
             case What::Ends: ends(sms_[size_t(e.a)]); break;
             case What::Arrive: {
                 Cta& cta = cta_of(e.a);
-                if (e.b < 0) {      // a wgmma is done
+                if (e.b < 0) {      // completion of a wgmma
                     const int64_t group = -1 - e.b, done = ++cta.wgmma_done[group];
                     for (size_t k : cta.warps) {
                         Warp& w = warps_[k];
@@ -826,7 +828,7 @@ private:
     std::unordered_map<size_t, int64_t> arrived_at_;
     std::unordered_set<uint64_t> touched_;
     std::vector<bool> carried_;         // by instruction
-    std::vector<size_t> slowed_pipes_;  // whose instructions products slow
+    std::vector<size_t> slowed_pipes_;  // pipes whose instructions are slowed beside products
     uint64_t order_ = 0;
     Cycles now_ = 0, dram_free_ = 0, copy_done_ = 0, load_begin_ = 0, load_end_ = 0;
     const TimedEvent* copied_from_ = nullptr;

@@ -1,5 +1,6 @@
-// Gives the recorded warps of a few CTAs a schedule: who issues when, and what every unit does meanwhile. Cycles are
-// double because rates are (bytes a cycle). The units' laws are in units.hpp, the numbers come from the chip's table.
+// Replay of the recorded warps of a few CTAs on a model of the chip: the issue time of every instruction, and the use
+// of every unit. Cycles are double, because rates are fractional (bytes per cycle). replay.cpp holds the rules of the
+// units; the chip's table gives the numbers.
 #pragma once
 
 #include <array>
@@ -20,46 +21,46 @@ using Cycles = double;
 constexpr Cycles kNever = 1e300;
 constexpr int kScoreboards = 64;
 
-// What an instruction does to the machine besides occupying its pipe, where the text alone says it. The rest is said by
-// the events of the record.
+// Effect of an instruction beyond occupying its pipe, as far as its text determines it. The events of the record give
+// the rest.
 enum class Action : int64_t {
     None, TmemLoad, TmemStore, TmemWaitLoad, TmemWaitStore, BulkCommit, BulkWait, BulkWaitRead, Wgmma, WgmmaCommit, WgmmaWait,
     CopyCommit, CopyWait, CopyArrive, ClusterArrive, ClusterWait, NamedSync, NamedArrive, TensorSync, Exit, Clock,
 };
 
-// One machine instruction of the issue model.
+// A machine instruction of the issue model.
 struct Slot {
-    int64_t pipe, occupancy;    // of the sub-partition's pipe, cycles
-    int64_t holds;              // the sub-partition's ports of registers, 1/1000 cycles
-    int64_t ordered;            // 1: is issued only when they are free; 0: takes them when it can
-    int64_t stall;              // cycles until the warp may issue its next
+    int64_t pipe, occupancy;    // pipe of the sub-partition, and cycles that it is occupied
+    int64_t holds;              // register ports of the sub-partition, in 1/1000 cycles
+    int64_t ordered;            // 1: issued only if the ports are free; 0: takes them when it can
+    int64_t stall;              // cycles until the warp may issue its next instruction
     int64_t wait;               // scoreboards that must be free, a bit each
-    int64_t sets, reads;        // scoreboards that its result, and the end of its reads, free
-    int64_t latency;            // cycles from issue to result, unless a unit says otherwise
+    int64_t sets, reads;        // scoreboards that are freed by its result, and by the end of its reads
+    int64_t latency;            // cycles from issue to result, unless a unit determines it
     int64_t read;               // cycles from issue until its operands may be overwritten
-    int64_t instruction;        // the PTX instruction it is tied to, -1 for none
-    int64_t carries;            // 1: does what that instruction does (action and events)
-    // Beside a wgmma, in 1/1000 cycles: what it takes of the product's time, and how much longer its own pipe is busy.
+    int64_t instruction;        // PTX instruction that it belongs to, or -1
+    int64_t carries;            // 1: performs the action and events of that instruction
+    // Beside a wgmma, in 1/1000 cycles: time taken from the product, and additional occupancy of its own pipe.
     int64_t takes, slowed;
 };
 
 struct Instruction { int64_t action, first, second; };
 
-// A stretch of consecutive PTX instructions, and the slots that are issued for it.
+// Block of consecutive PTX instructions, and the slots issued for it.
 struct Block { int64_t begin, end, slot_begin, slot_end; };
 
 struct Model {
     std::vector<Slot> slots;
     std::vector<Instruction> instructions;
     std::vector<Block> blocks;
-    std::vector<int32_t> block_at;      // by instruction: the block that begins there, or -1
-    std::vector<int32_t> sources;       // by row of the record: the instruction
+    std::vector<int32_t> block_at;      // by instruction: index of the block that starts there, or -1
+    std::vector<int32_t> sources;       // by row of the record: its instruction
     int64_t pipes = 0;
 };
 
 struct Step {
     uint32_t slot;
-    uint32_t event, events;     // of the warp's record
+    uint32_t event, events;     // in the warp's record
 };
 
 struct WarpInput {
@@ -68,12 +69,12 @@ struct WarpInput {
     std::vector<TimedEvent> events;
 };
 
-// One CTA: where it runs, with whom, and after which other CTA of the same place it starts (-1: at once).
+// A CTA: its SM, its cluster, and the CTA after which it starts in the same place (-1: at once).
 struct CtaInput {
     int64_t number, sm, cluster, rank, after, threads;
 };
 
-// Numbers of the chip; names as in chips.py.
+// Numbers of the chip, with the names of chips.py.
 struct Chip {
 #define WARPCHECK_CHIP_NUMBERS(X) \
     X(launch) X(replace) X(mbarrier_arrive) X(mbarrier_wake) X(mbarrier_try) X(named_barrier) X(cluster_barrier) \
@@ -92,24 +93,24 @@ enum Track : int64_t { kTensorTrack, kLoadTrack, kStoreTrack, kWarpTrack, kWaitT
 
 struct Result {
     std::vector<Cycles> cta_start, cta_end;
-    std::map<std::string, Cycles> busy;             // cycles a unit worked, summed over the SMs' units
+    std::map<std::string, Cycles> busy;             // busy cycles of each unit, summed over the SMs
     std::vector<Cycles> pipe_busy;
-    std::map<std::string, Cycles> waited;           // by warp and place: "warp instruction"
+    std::map<std::string, Cycles> waited;           // by warp and instruction: "warp instruction"
     std::vector<std::array<Cycles, 3>> products;    // start, end, FLOPs
     std::vector<Interval> intervals;
-    std::vector<std::array<Cycles, 3>> clocks;      // CTA, warp, time: where a warp read its SM's clock
+    std::vector<std::array<Cycles, 3>> clocks;      // CTA, warp, time at which the warp read its SM's clock
     int64_t issued = 0, untied_events = 0, untied_instructions = 0, lost_events = 0, instructions = 0, misses = 0, loads = 0;
     Cycles end = 0;
     std::string stuck;
 };
 
-// Global addresses from `begin` to `end`: how many SMs of the whole chip read them at about the same time, and whether
-// the first touch comes from DRAM.
+// Global addresses from `begin` to `end`. `sharers`: number of SMs of the whole chip that read them at about the same
+// time. `cold`: the first access comes from DRAM.
 struct Range { int64_t begin, end; double sharers; bool cold; };
 
 struct Options {
     bool timeline = false;
-    bool cold = true;       // the first touch of an address comes from DRAM
+    bool cold = true;       // the first access to an address comes from DRAM
     std::vector<Range> ranges;
     Cycles limit = 0;
 };
