@@ -7,19 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from warpcheck.machine.lowering.lower import (
-    NO_OPERAND,
-    ROUNDINGS,
-    SPACES,
-    Instruction,
-    Lowering,
-    Modifiers,
-    Mods,
-    Pair,
-    Vector,
-    handles,
-)  # fmt: skip
-from warpcheck.machine.ptx import TYPE_BITS
+from warpcheck.machine.lowering.lower import NO_OPERAND, ROUNDINGS, SPACES, Lowering, Modifiers, Mods, handles
+from warpcheck.machine.ptx import TYPE_BITS, Instruction, Pair, Vector
 
 FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "f32x2"}
 PACKED = {"u16x2": "u16", "s16x2": "s16"}
@@ -37,6 +26,13 @@ def _float_mods(mods: Mods) -> Modifiers:
         raise mods.unknown(".xorsign goes with .abs")
     flags = {name.lower(): mods.has(name) for name in ("ftz", "sat", "relu", "NaN")}
     return {"rounding": mods.rounding(), "xorsign": xorsign, **flags}
+
+
+def _results(low: Lowering, operand: Any) -> list[tuple]:
+    """Destinations of `d|p`, or of `d` alone."""
+    if isinstance(operand, Pair):
+        return [low.dst(operand.first), low.dst(operand.second)]
+    return [low.dst(operand), NO_OPERAND]
 
 
 @handles("mov", "cvta")
@@ -75,7 +71,7 @@ def _isspacep(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 
 def _carries(low: Lowering, ins: Instruction, mods: Mods, op: str, type_: str, reads: bool) -> None:
-    """addc, subc, madc. The carry is a hidden predicate, the last source/destination."""
+    """addc, subc, madc and the `.cc` forms. The carry flag is a predicate, the last source and destination."""
     writes = mods.has("cc")
     mods.finish()
     carry = low.carry_register()
@@ -102,7 +98,7 @@ def _add(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 
 def _on_halves(low: Lowering, ins: Instruction, op: str, type_: str, **flags: Any) -> None:
-    """An instruction on pairs of 16-bit integers: apart, one after the other, together again."""
+    """Lower an instruction on pairs of 16-bit integers: unpack, operate on both halves, and pack."""
     halves = []
     for operand in ins.operands[1:]:
         halves.append([low.new_register(16), low.new_register(16)])
@@ -115,7 +111,7 @@ def _on_halves(low: Lowering, ins: Instruction, op: str, type_: str, **flags: An
 
 def _float_arithmetic(low: Lowering, ins: Instruction, mods: Mods, type_: str, op: str) -> None:
     mixed = None
-    if type_ in ("f16", "bf16") and "f32" in mods.left:  # add.f32.f16: the last type is that of the narrow sources
+    if type_ in ("f16", "bf16") and "f32" in mods.left:  # add.f32.f16: the last type is the type of the sources
         mixed, type_ = type_, "f32"
         mods.left.remove("f32")
     m = _float_mods(mods)
@@ -249,8 +245,7 @@ def _setp(low: Lowering, ins: Instruction, mods: Mods) -> None:
     m: Modifiers = {"comparison": comparison, "boolean": boolean, "ftz": ftz}
     if dtype is not None:
         return low.emit("set", dtype, [low.dst(dst)], src, type2=type_, **m)
-    dsts = [low.dst(dst.first), low.dst(dst.second)] if isinstance(dst, Pair) else [low.dst(dst), NO_OPERAND]
-    low.emit("setp", type_, dsts, src, **m)
+    low.emit("setp", type_, _results(low, dst), src, **m)
 
 
 @handles("selp", "slct")
@@ -323,7 +318,7 @@ def _brx(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.finish()
     index, targets = ins.operands
     chain = [low.kernel.labels[t.name] for t in targets.items]
-    for position, target in enumerate(chain):  # a table of any length: compare and branch, one row per target
+    for position, target in enumerate(chain):  # one row per target: compare the index and branch
         low.emit("brx", "b32", [], [low.src(index, "u32"), low.const(position, 32)], target=target)
 
 
@@ -360,7 +355,7 @@ def _setmaxnreg(low: Lowering, ins: Instruction, mods: Mods) -> None:
     low.emit("setmaxnreg", "b32", [], [], registers=registers, grows=increase, aligned=True, sync=True)
 
 
-# Warp-wide instructions. `sync` rows have their member mask as the last source.
+# Warp-wide instructions. The last source of a `sync` row is its member mask.
 
 
 @handles("shfl")
@@ -371,8 +366,7 @@ def _shfl(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.type()
     mods.finish()
     dst, *src = ins.operands
-    dsts = [low.dst(dst.first), low.dst(dst.second)] if isinstance(dst, Pair) else [low.dst(dst), NO_OPERAND]
-    low.emit("shfl", "b32", dsts, [low.src(s, "b32") for s in src], mode=mode, sync=True)
+    low.emit("shfl", "b32", _results(low, dst), [low.src(s, "b32") for s in src], mode=mode, sync=True)
 
 
 @handles("vote", "match", "redux", "elect", "activemask")
@@ -388,8 +382,7 @@ def _warp(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mask = low.src(ins.operands[-1], "b32")
     if name == "elect":
         mods.finish()
-        dsts = [low.dst(dst.first), low.dst(dst.second)]
-        low.emit("elect", "b32", dsts, [mask], sync=True)
+        low.emit("elect", "b32", [low.dst(dst.first), low.dst(dst.second)], [mask], sync=True)
     elif name == "vote":
         mode = mods.need("all", "any", "uni", "ballot")
         mods.type()
@@ -403,8 +396,7 @@ def _warp(low: Lowering, ins: Instruction, mods: Mods) -> None:
         mode = mods.need("any", "all")
         type_ = mods.type()
         mods.finish()
-        dsts = [low.dst(dst.first), low.dst(dst.second)] if isinstance(dst, Pair) else [low.dst(dst), NO_OPERAND]
-        low.emit(f"match_{mode}", type_, dsts, [low.src(ins.operands[1], type_), mask], sync=True)
+        low.emit(f"match_{mode}", type_, _results(low, dst), [low.src(ins.operands[1], type_), mask], sync=True)
     else:
         op = mods.need("add", "min", "max", "and", "or", "xor").capitalize()
         type_ = mods.type()

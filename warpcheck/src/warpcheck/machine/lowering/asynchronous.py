@@ -1,21 +1,10 @@
-"""Lowering of asynchronous copies and tensor-core instructions (ISA 9.7.9.25 - 28, 9.7.15, 9.7.16)."""
+"""Lowering of asynchronous copies and tensor-core instructions (ISA 9.7.9.25 - 9.7.9.28, 9.7.15, 9.7.16)."""
 
 from __future__ import annotations
 
-from warpcheck.machine.lowering.lower import (
-    NO_OPERAND,
-    SPACES,
-    Address,
-    Imm,
-    Instruction,
-    Lowering,
-    Modifiers,
-    Mods,
-    Register,
-    Vector,
-    handles,
-)
+from warpcheck.machine.lowering.lower import NO_OPERAND, SPACES, Lowering, Modifiers, Mods, handles
 from warpcheck.machine.lowering.memory import MMA_TYPES, REDUCTIONS, space_of, take_hints
+from warpcheck.machine.ptx import Address, Imm, Instruction, Register, Vector
 
 
 @handles("cp", "multimem")
@@ -69,7 +58,7 @@ def _cp_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 
 def _directions(mods: Mods) -> tuple[str, str]:
-    """Destination and source state spaces, in the order of the opcode."""
+    """Take the destination and source state spaces, in the order of the opcode; the source is "" if it is not given."""
     found = [part for part in mods.left if part in SPACES]
     mods.left = [part for part in mods.left if part not in SPACES]
     return (found[0], found[1]) if len(found) == 2 else (found[0], "")
@@ -105,7 +94,10 @@ def _bulk(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
 
 
 def _completion(low: Lowering, rest: list, barrier: bool, multicast: bool, policy: bool) -> tuple:
-    """Take mbarrier, its offset and CTA mask of a bulk copy from the `rest` of its operands, and skip the policy."""
+    """Remove the mbarrier, the CTA mask and the cache policy of a bulk copy from the `rest` of its operands.
+
+    Returns the mbarrier, its offset and the mask.
+    """
     bar, offset, mask = NO_OPERAND, 0, NO_OPERAND
     if barrier:
         bar, offset = low.address(rest.pop(0))

@@ -1,8 +1,8 @@
-"""Lowering: parsed PTX instructions -> rows of the core's flat table.
+"""Lowering of parsed PTX instructions to rows of the core's instruction table.
 
-A handler per root opcode reads the modifiers it knows; whatever is left over raises UnknownInstruction. Rows carry the
-operation, its type, destinations, sources, and the operation's modifiers, which `core/modifiers.hpp` names for both
-sides: `Lowering.emit` takes them as keywords, an enumerator by its name.
+Each root opcode has a handler. It takes the modifiers that it knows; a modifier that remains raises UnknownInstruction.
+A row holds an operation, its type, destinations, sources and modifiers. `core/modifiers.hpp` defines the modifiers for
+both languages: `Lowering.emit` takes them as keywords, an enumerator by its name.
 """
 
 from __future__ import annotations
@@ -14,26 +14,12 @@ from typing import Any, TypeVar
 
 from warpcheck.errors import UnknownInstruction
 from warpcheck.machine.lowering.forms import ADDRESS, DST, Form, form_of, leaves_of
-from warpcheck.machine.ptx import (
-    TYPE_BITS,
-    Address,
-    Imm,
-    Instruction,
-    Kernel,
-    Module,
-    Negated,
-    Pair,
-    Register,
-    Sink,
-    Special,
-    Symbol,
-    Vector,
-)  # fmt: skip
+from warpcheck.machine.ptx import Instruction, records
 
 T = TypeVar("T")
 Modifiers = dict[str, Any]  # by the names of core/modifiers.hpp
 
-# (kind, word offset, register number or -1, bits, negated); kinds as in program.hpp.
+# (kind, word offset, register number or -1, bits, negated); program.hpp defines the kinds.
 NO_OPERAND = (0, 0, -1, 0, False)
 
 SHARED_RESERVED = 1024
@@ -67,13 +53,14 @@ CLOCKS = {"clock": "Clock", "clock_hi": "ClockHigh", "clock64": "Clock64", "glob
 
 
 class Mods:
-    """The modifiers of one opcode, taken one by one; what nobody took is unknown."""
+    """Modifiers of an opcode. Handlers take them one by one; `finish` raises UnknownInstruction if one remains."""
 
     def __init__(self, instruction: Instruction) -> None:
         self.instruction = instruction
         self.left = instruction.parts[1:]
 
     def take(self, *names: str, default: str | None = None) -> str | None:
+        """Remove and return the first modifier that is one of the names."""
         for part in self.left:
             if part in names:
                 self.left.remove(part)
@@ -91,6 +78,7 @@ class Mods:
         return None
 
     def need(self, *names: str) -> str:
+        """Like `take`, but one of the names must be present."""
         name = self.take(*names)
         if name is None:
             raise self.unknown(f"none of .{', .'.join(names)}")
@@ -103,7 +91,7 @@ class Mods:
         return name
 
     def choose(self, meanings: Mapping[str, T], default: T | None = None) -> T:
-        """What the modifier that is there means; without a default one must be there."""
+        """Take one of the keys and return its value; without a default, one of them must be present."""
         name = self.take(*meanings)
         if name is not None:
             return meanings[name]
@@ -112,9 +100,9 @@ class Mods:
         return default
 
     def type(self) -> str:
-        """The last type modifier."""
+        """Take the last type modifier."""
         for part in reversed(self.left):
-            if part in TYPE_BITS or part in _NARROW:
+            if part in records.TYPE_BITS or part in _NARROW:
                 self.left.reverse()
                 self.left.remove(part)
                 self.left.reverse()
@@ -125,6 +113,7 @@ class Mods:
         return ROUNDINGS[self.take("rn", "rz", "rm", "rp", "rna") or "rn"]
 
     def unknown(self, why: str = "") -> UnknownInstruction:
+        """Error to be raised for this instruction; it names the modifiers that remain."""
         text = f"unknown instruction: {self.instruction.opcode}"
         left = f" (not modelled: .{' .'.join(self.left)})" if self.left else ""
         return UnknownInstruction(text + left + (f": {why}" if why else ""))
@@ -140,6 +129,8 @@ _NARROW = {"e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "e4m3x4"
 
 @dataclass(slots=True)
 class Row:
+    """Row of the core's table, in the core's codes. Operands are tuples such as NO_OPERAND."""
+
     op: int
     type: int
     type2: int
@@ -153,7 +144,7 @@ class Row:
 
 @dataclass
 class Layout:
-    """Where the variables of a kernel live."""
+    """Offsets of a kernel's variables in shared and local memory, and the sizes in bytes."""
 
     shared: dict[str, int] = field(default_factory=dict)
     local: dict[str, int] = field(default_factory=dict)
@@ -161,8 +152,8 @@ class Layout:
     local_bytes: int = 0
 
 
-def shared_layout(module: Module, kernel: Kernel) -> Layout:
-    """Static shared variables first, then the dynamic (`extern`, unsized) ones, which all share one start."""
+def shared_layout(module: records.Module, kernel: records.Kernel) -> Layout:
+    """Lay out shared and local variables. Dynamic (`extern`, unsized) variables all start after the static ones."""
     layout = Layout()
     offset = SHARED_RESERVED
     variables = [v for v in (*module.variables.values(), *kernel.variables.values()) if v.space == "shared"]
@@ -185,9 +176,9 @@ def shared_layout(module: Module, kernel: Kernel) -> Layout:
 
 
 class Lowering:
-    """Turns one kernel into rows. `symbols` holds addresses of module variables in global memory."""
+    """Lowering of one kernel. `symbols`: addresses of the module's variables in global memory."""
 
-    def __init__(self, core, module: Module, kernel: Kernel, symbols: dict[str, int]) -> None:
+    def __init__(self, core, module: records.Module, kernel: records.Kernel, symbols: dict[str, int]) -> None:
         self.ops: dict[str, int] = core.OPS
         self.types: dict[str, int] = core.TYPES
         self.fields: dict[str, dict[str, str | dict[str, int]]] = core.MODIFIERS
@@ -212,6 +203,7 @@ class Lowering:
     # Operands.
 
     def new_register(self, bits: int) -> tuple:
+        """Operand of a new register. Register rows are aligned to 64 bytes, predicates excepted."""
         number = len(self.register_bits)
         size = 1 if bits == 1 else 128 if bits == 128 else 64 if bits == 64 else 32
         if size > 1:
@@ -221,13 +213,14 @@ class Lowering:
         self.register_bits.append(bits)
         return operand
 
-    def reg(self, register: Register, negated: bool = False) -> tuple:
+    def reg(self, register: records.Register, negated: bool = False) -> tuple:
         operand = self.by_register.get(register.index)
         if operand is None:
             operand = self.by_register[register.index] = self.new_register(register.bits)
         return (*operand[:4], True) if negated else operand
 
     def const(self, value: int, bits: int) -> tuple:
+        """Operand of a constant; equal constants share a row of the constant bank."""
         size = 1 if bits == 1 else 128 if bits == 128 else 64 if bits == 64 else 32
         value &= (1 << max(bits, 1)) - 1
         key = (value, size)
@@ -240,14 +233,15 @@ class Lowering:
         return (2, self.constant_index[key], -1, bits, False)
 
     def preset(self, name: str, bits: int, value: int = 0) -> tuple:
+        """Operand of a register that is set when a warp starts (`Preset` in program.hpp)."""
         key = (name, bits, value)
         if key not in self.presets:
             operand = self.presets[key] = self.new_register(bits)
             self.preset_rows.append((operand, self.preset_codes[name], value))
         return self.presets[key]
 
-    def address_value(self, symbol: Symbol, bits: int) -> tuple:
-        """The address of a variable, as `mov` gives it."""
+    def address_value(self, symbol: records.Symbol, bits: int) -> tuple:
+        """Address of a variable, as a `mov` of its name gives it."""
         name = symbol.name
         if name in self.layout.shared:
             return self.preset("SharedSymbol", bits, self.layout.shared[name] + symbol.offset)
@@ -261,23 +255,24 @@ class Lowering:
         raise UnknownInstruction(f"unknown symbol {name}")
 
     def src(self, operand, type_: str) -> tuple:
-        """A source of the given type. Literals become constants of the type's width."""
-        bits = TYPE_BITS.get(type_, 32)
-        if isinstance(operand, Register):
+        """Source operand of a type. Literals become constants of the type's width."""
+        bits = records.TYPE_BITS.get(type_, 32)
+        if isinstance(operand, records.Register):
             return self.reg(operand)
-        if isinstance(operand, Negated):
+        if isinstance(operand, records.Negated):
             return self.reg(operand.register, True)
-        if isinstance(operand, Imm):
+        if isinstance(operand, records.Imm):
             return self.const(literal_bits(operand, type_), bits)
-        if isinstance(operand, Special):
+        if isinstance(operand, records.Special):
             return self.special(operand, bits)
-        if isinstance(operand, Symbol):
+        if isinstance(operand, records.Symbol):
             return self.address_value(operand, bits)
-        if isinstance(operand, Sink):
+        if isinstance(operand, records.Sink):
             return NO_OPERAND
         raise UnknownInstruction(f"operand {operand} does not fit here")
 
-    def special(self, operand: Special, bits: int) -> tuple:
+    def special(self, operand: records.Special, bits: int) -> tuple:
+        """Operand of a special register. A clock is read by a row of its own, into a new register."""
         if operand.name in PRESETS:
             return self.preset(PRESETS[operand.name], 64 if bits == 64 else 32)
         if operand.name in CLOCKS:
@@ -287,25 +282,26 @@ class Lowering:
         raise UnknownInstruction(f"unknown special register %{operand.name}")
 
     def dst(self, operand) -> tuple:
-        if isinstance(operand, Register):
+        if isinstance(operand, records.Register):
             return self.reg(operand)
-        if isinstance(operand, Sink):
+        if isinstance(operand, records.Sink):
             return NO_OPERAND
         raise UnknownInstruction(f"operand {operand} cannot be a destination")
 
     def carry_register(self) -> tuple:
+        """Predicate that stands for the carry flag of `.cc` instructions."""
         if self.carry is None:
             self.carry = self.new_register(1)
         return self.carry
 
     def address(self, operand) -> tuple[tuple, int]:
-        """Base and byte offset of a memory operand."""
-        if not isinstance(operand, Address):
+        """Base operand and byte offset of a memory operand."""
+        if not isinstance(operand, records.Address):
             raise UnknownInstruction(f"operand {operand} is not an address")
         base = operand.base
-        if isinstance(base, Imm):
+        if isinstance(base, records.Imm):
             return self.const(base.value, 64), operand.offset
-        if isinstance(base, Symbol):
+        if isinstance(base, records.Symbol):
             return self.address_value(base, 64 if base.name not in self.layout.shared else 32), operand.offset
         return self.src(base, "u64"), operand.offset
 
@@ -323,6 +319,7 @@ class Lowering:
         sync: bool = False,
         **modifiers: Any,
     ) -> None:
+        """Append a row for the current instruction. aligned, sync: all lanes must execute it together."""
         code = self.types[type_]
         self.add(
             self.ops[op], code, self.types[type2] if type2 else code, list(dst), list(src), self.packed(op, modifiers),
@@ -331,7 +328,7 @@ class Lowering:
 
     def add(self, op: int, type_: int, type2: int, dst: list[tuple], src: list[tuple], modifiers: list[int],
             aligned: bool, sync: bool) -> None:  # fmt: skip
-        """A row of the current instruction, in the core's codes."""
+        """Append a row for the current instruction, in the core's codes."""
         instruction = self.current
         assert instruction is not None
         guard = NO_OPERAND
@@ -341,9 +338,11 @@ class Lowering:
         self.sources.append(self.current_index)
 
     def packed(self, op: str, given: Modifiers) -> list[int]:
-        """The modifiers of an operation in the order of its record; what is not given is False, 0 or the first
-        enumerator. Raises RuntimeError for a name that the record does not have, or a value that the field cannot be:
-        both are mistakes of a handler, not of the PTX."""
+        """Modifiers of an operation in the order of its record.
+
+        A missing modifier is False, 0 or the first enumerator. Raises RuntimeError for an unknown name or a value of
+        the wrong type, which are errors of a handler, not of the PTX.
+        """
         fields = self.fields[op]
         for name in given.keys() - fields.keys():
             raise RuntimeError(f"{op} has no modifier {name!r}; it has {', '.join(fields) or 'none'}")
@@ -359,11 +358,11 @@ class Lowering:
         return values
 
     def repeat(self, form: Form, leaves: Sequence[Any]) -> None:
-        """The row of an instruction, by its form."""
+        """Append the row of an instruction whose form is cached."""
         operands = []
         for index, what in form.steps:
             leaf = leaves[index]
-            if type(leaf) is Register:
+            if type(leaf) is records.Register:
                 operand = self.by_register.get(leaf.index) or self.reg(leaf)
             elif what is DST:
                 operand = self.dst(leaf)
@@ -384,6 +383,7 @@ class Lowering:
         )  # fmt: skip
 
     def run(self) -> None:
+        """Lower all instructions. Raises UnknownInstruction with the location of the instruction."""
         for index, instruction in enumerate(self.kernel.instructions):
             self.current, self.current_index = instruction, index
             self.row_of.append(len(self.rows))
@@ -417,8 +417,11 @@ class Lowering:
             self.sources.append(len(self.kernel.instructions) - 1)
 
     def _define_leftovers(self) -> None:
-        """Registers that nothing writes are how compilers spell "any value" (half of a pair that is packed for its
-        other half): arbitrary, but no error to store."""
+        """Define the registers that no instruction writes as 0.
+
+        Compilers use them for values that do not matter, such as the unused half of a packed pair. So storing one is
+        no error.
+        """
         written = {operand[2] for row in self.rows for operand in row.dst}
         written |= {operand[2] for operand, _, _ in self.preset_rows}
         for operand in self.by_register.values():
@@ -426,8 +429,11 @@ class Lowering:
                 self.preset_rows.append((operand, self.preset_codes["Zero"], 0))
 
     def define_unwritten_parts(self) -> None:
-        """Compilers pack registers that nothing ever writes where only the other parts matter: those parts become
-        constants, so that they do not spoil the whole."""
+        """Replace unwritten parts of a `pack` by 0.
+
+        Compilers pack unwritten registers if only the other parts matter. An undefined part would make the whole result
+        undefined.
+        """
         written = {o[2] for row in self.rows for o in row.dst} | {o[2] for o, _, _ in self.preset_rows}
         for row in self.rows:
             if row.op == self.ops["pack"]:
@@ -436,8 +442,8 @@ class Lowering:
                     row.src = [self.const(0, o[3]) if u else o for o, u in zip(row.src, unwritten)]
 
 
-def literal_bits(literal: Imm, type_: str) -> int:
-    """The bit pattern of a literal read as `type_`."""
+def literal_bits(literal: records.Imm, type_: str) -> int:
+    """Bit pattern of a literal as a value of `type_`."""
     if not literal.float_bits:
         if type_ in ("f32", "f64") and not -(1 << 31) <= literal.value < (1 << 64):
             raise UnknownInstruction(f"literal {literal.value} does not fit .{type_}")
@@ -457,21 +463,16 @@ def literal_bits(literal: Imm, type_: str) -> int:
     raise UnknownInstruction(f"a floating-point literal cannot be .{type_}")
 
 
-_FORMS: dict[tuple[str, tuple], Form | None] = {}  # by opcode and kinds of operands
+_FORMS: dict[tuple[str, tuple], Form | None] = {}  # by opcode and kinds of operands; None: no common row
 HANDLERS: dict[str, Callable[[Lowering, Instruction, Mods], None]] = {}
 
 
 def handles(*names: str):
+    """Decorator: register a handler of root opcodes."""
+
     def register(function):
         for name in names:
             HANDLERS[name] = function
         return function
 
     return register
-
-
-__all__ = [
-    "HANDLERS", "NO_OPERAND", "ROUNDINGS", "SPACES", "Address", "Imm", "Instruction", "Lowering",
-    "Modifiers", "Mods", "Negated", "Pair", "Register", "Sink", "Special", "Symbol",
-    "UnknownInstruction", "Vector", "handles",
-]  # fmt: skip

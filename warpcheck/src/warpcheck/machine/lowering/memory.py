@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from warpcheck.machine.lowering.lower import (
-    NO_OPERAND,
-    SPACES,
-    Address,
-    Imm,
-    Instruction,
-    Lowering,
-    Modifiers,
-    Mods,
-    Vector,
-    handles,
-)  # fmt: skip
+from warpcheck.machine.lowering.lower import NO_OPERAND, SPACES, Lowering, Modifiers, Mods, handles
+from warpcheck.machine.ptx import Address, Imm, Instruction, Vector
 
 SEMANTICS = {"weak": "Weak", "volatile": "Relaxed", "relaxed": "Relaxed", "mmio": "Relaxed", "acquire": "Acquire",
              "release": "Release", "acq_rel": "AcquireRelease", "sc": "AcquireRelease"}  # fmt: skip
@@ -25,7 +15,7 @@ CACHE_HINTS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified")
 
 
 def take_hints(mods: Mods) -> bool:
-    """Drop the modifiers that only advise caches; True when a cache policy operand follows."""
+    """Take the modifiers that only advise caches. True if the instruction has a cache policy operand."""
     for name in CACHE_HINTS:
         mods.has(name)
     policy = mods.has("L2::cache_hint")
@@ -40,13 +30,13 @@ def space_of(mods: Mods) -> str:
 
 @handles("ld", "ldu", "st")
 def _ld_st(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """Source 0 is the address."""
+    """Sources: address, and the data of a store."""
     store = ins.parts[0] == "st"
     if store and mods.has("async"):
         return _st_async(low, ins, mods)
     if store and mods.has("bulk"):
         return _st_bulk(low, ins, mods)
-    mods.has("mmio")  # it is relaxed, and says so
+    mods.has("mmio")  # .mmio comes with .relaxed, which gives the semantics
     semantics = mods.choose(SEMANTICS, "Weak")
     space = space_of(mods)
     scope = mods.choose(SCOPES, "Sys" if semantics == "Relaxed" else "Cta")
@@ -68,7 +58,7 @@ def _ld_st(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 @handles("atom", "red")
 def _atom(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """Sources: address, operands of each element."""
+    """Sources: address, then the operands of each element."""
     name = ins.parts[0]
     if mods.has("async"):
         return _red_async(low, ins, mods)
@@ -128,7 +118,7 @@ def _st_bulk(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 @handles("fence", "membar")
 def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """A proxy fence has semantics in its one-directional form only."""
+    """Fences. A proxy fence has semantics only in its unidirectional forms (.acquire, .release)."""
     if mods.has("proxy"):
         kind = mods.take_prefix("async") or mods.take("alias") or mods.need_prefix("tensormap")
         semantics = mods.choose({name: SEMANTICS[name] for name in ("acquire", "release")}, "Weak")
@@ -151,7 +141,7 @@ def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 @handles("prefetch", "prefetchu", "createpolicy", "applypriority", "discard")
 def _advice(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """Hints have no effect on results; createpolicy gives an opaque value."""
+    """Hints do not change results. createpolicy gives an opaque value. discard would make memory undefined."""
     if ins.parts[0] == "createpolicy":
         return low.emit("createpolicy", "b64", [low.dst(ins.operands[0])], [])
     if ins.parts[0] == "discard":
@@ -205,7 +195,7 @@ def _cluster_barrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 @handles("mbarrier")
 def _mbarrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """Sources: address, count / parity / state."""
+    """Sources: address; and a count, a parity or a state."""
     kind = mods.take(
         "init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count"
     )

@@ -1,4 +1,4 @@
-"""PTX text as records: `parse` reads a module, `records` says what comes out."""
+"""Parser of PTX: `parse` converts the text of a module to the classes of `records`."""
 
 from warpcheck.machine.ptx.parser import parse
 from warpcheck.machine.ptx.records import (

@@ -1,4 +1,7 @@
-"""PTX text -> records. Knows the syntax of PTX (ISA chapter 4, 5, 11), nothing of what instructions mean."""
+"""Parser of PTX text (ISA chapters 4, 5 and 11).
+
+It reads the syntax only: opcodes and modifiers remain text, which `warpcheck.machine.lowering` interprets.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,7 @@ import re
 from bisect import bisect_right
 
 from warpcheck.errors import Location, PtxSyntaxError
-from warpcheck.machine.ptx.records import (
-    TYPE_BITS,
-    Address,
-    Imm,
-    Instruction,
-    Kernel,
-    Module,
-    Negated,
-    Pair,
-    Param,
-    Sink,
-    Special,
-    Symbol,
-    Variable,
-    Vector,
-)  # fmt: skip
+from warpcheck.machine.ptx import records
 from warpcheck.machine.ptx.scopes import Scopes
 from warpcheck.machine.ptx.text import float_bytes, parse_literal, split_top
 
@@ -32,8 +20,8 @@ _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"[^\n]*')
 _ENTRY = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
 _NAME = re.compile(r"[A-Za-z_$%][\w$%.]*")
 _INSTRUCTION = r"(?P<text>(?:@(?P<negated>!?)\s*(?P<guard>[\w$%%]+)\s+)?(?P<opcode>[a-zA-Z_]%s)(?P<operands>%s))"
-# Nearly every line of a body: `.loc`, or an instruction whose operands stand apart from its opcode, so that it cannot
-# be a label. What does not fit (a label, a scope, a directive) is looked at more closely.
+# Nearly every line of a body is a `.loc`, or an instruction with white space after its opcode, which no label has. Only
+# lines that do not match (labels, scopes, directives) take the slower branches of `body`.
 _LINE = re.compile(
     r"\s*(?:\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*|"
     + _INSTRUCTION % (r"[\w.]*(?:::[\w.]+)*", r"(?:\s+[^\s:;][^;]*)?")
@@ -44,13 +32,16 @@ _ADDRESS = re.compile(r"(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", re.S)
 
 
 class _Parser:
+    """Recursive-descent parser; `pos` is the offset of the text that is not read yet."""
+
     def __init__(self, text: str) -> None:
-        # Comments become blanks of the same shape, so offsets keep their line numbers.
+        # Comments become spaces and newlines of the same length, so that offsets keep their line numbers.
         self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
         self.starts = [0] + [m.end() for m in re.finditer("\n", self.text)]
         self.pos = 0
 
     def line(self, pos: int) -> int:
+        """Line number of an offset, from 1."""
         return bisect_right(self.starts, pos)
 
     def fail(self, message: str, pos: int | None = None) -> PtxSyntaxError:
@@ -60,12 +51,14 @@ class _Parser:
         return PtxSyntaxError(message, Location(line, self.text[pos : end if end >= 0 else None].strip()))
 
     def skip(self) -> bool:
+        """Skip white space; False at the end of the text."""
         m = _SPACE.match(self.text, self.pos)
         if m:
             self.pos = m.end()
         return self.pos < len(self.text)
 
     def until(self, stop: str) -> str:
+        """Read the text up to `stop`, and `stop` itself."""
         end = self.text.find(stop, self.pos)
         if end < 0:
             raise self.fail(f"expected {stop!r}")
@@ -74,7 +67,7 @@ class _Parser:
         return piece
 
     def braces(self) -> str:
-        """The inside of a balanced {...} that starts here."""
+        """Read a balanced {...} and return the text inside it."""
         depth, start = 0, self.pos
         for m in re.finditer(r"[{}]", self.text[start:]):
             depth += 1 if m[0] == "{" else -1
@@ -85,8 +78,9 @@ class _Parser:
 
     # Module level.
 
-    def module(self) -> Module:
-        module = Module("", {}, {}, {})
+    def module(self) -> records.Module:
+        """Read all directives, variables and kernels of a module."""
+        module = records.Module("", {}, {}, {})
         functions: set[str] = set()
         while self.skip():
             rest = self.text[self.pos : self.pos + 400]
@@ -120,28 +114,32 @@ class _Parser:
         return module
 
     def function_declaration(self) -> str:
-        """`.extern .func` prototypes are skipped; a defined function is not supported."""
+        """Skip a prototype of a function and return its name. Functions with a body are not modelled."""
         start = self.pos
         m = re.compile(r"[^;{]*").match(self.text, start)
-        assert m is not None, "nothing is a match too"
+        assert m is not None, "the pattern also matches the empty text"
         self.pos = m.end()
         if self.text[self.pos : self.pos + 1] == "{":
             raise self.fail("device functions (.func with a body) are not modelled", start)
         self.until(";")
         return re.sub(r"\([^()]*\)", "", m[0]).strip()
 
-    def variable(self, statement: str, start: int) -> Variable:
+    def variable(self, statement: str, start: int) -> records.Variable:
+        """Variable of a declaration, with its initial bytes. `start` is the offset that an error names.
+
+        A name in the initial values is an address; it becomes zeros with a relocation at its offset.
+        """
         declaration, _, initial = statement.partition("=")
         words = declaration.split()
         extern = ".extern" in words
         space = next(w[1:] for w in words if w in (".global", ".shared", ".const", ".local", ".param"))
         align_m = re.search(r"\.align\s+(\d+)", declaration)
-        types = [w for w in re.findall(r"\.([a-z]\w*)", declaration) if w in TYPE_BITS]
+        types = [w for w in re.findall(r"\.([a-z]\w*)", declaration) if w in records.TYPE_BITS]
         vector = {"v2": 2, "v4": 4}.get((re.findall(r"\.(v[24])\b", declaration) or [""])[0], 1)
         tail = re.search(r"([A-Za-z_$%][\w$%.]*)\s*((?:\[[^\]]*\]\s*)*)$", declaration.strip())
         if not types or not tail:
             raise self.fail("cannot read this variable", start)
-        element = max(1, TYPE_BITS[types[0]] // 8) * vector
+        element = max(1, records.TYPE_BITS[types[0]] // 8) * vector
         count = 1
         for dim in re.findall(r"\[([^\]]*)\]", tail[2]):
             dim = dim.strip()
@@ -162,9 +160,10 @@ class _Parser:
             data = bytes(raw)
             count = max(count, len(data) // element)
         align = int(align_m[1]) if align_m else element
-        return Variable(tail[1], space, element * count, align, data, tuple(relocations), extern)
+        return records.Variable(tail[1], space, element * count, align, data, tuple(relocations), extern)
 
-    def kernel(self, module: Module) -> Kernel:
+    def kernel(self, module: records.Module) -> records.Kernel:
+        """Read a kernel after `.entry`: name, parameters, directives such as `.maxntid`, and body."""
         self.skip()
         m = _NAME.match(self.text, self.pos)
         if not m:
@@ -172,7 +171,7 @@ class _Parser:
         name = m[0]
         self.pos = m.end()
         self.skip()
-        params: list[Param] = []
+        params: list[records.Param] = []
         if self.text[self.pos] == "(":
             self.pos += 1
             start = self.pos
@@ -183,8 +182,8 @@ class _Parser:
                     re.sub(r"\.ptr\b(\s*\.(global|shared|const|local))?(\s*\.align\s+\d+)?", "", declaration), start
                 )
                 offset = -(-offset // variable.align) * variable.align
-                type_ = next(word for word in re.findall(r"\.([a-z]\w*)", declaration) if word in TYPE_BITS)
-                params.append(Param(variable.name, variable.nbytes, variable.align, offset, type_))
+                type_ = next(word for word in re.findall(r"\.([a-z]\w*)", declaration) if word in records.TYPE_BITS)
+                params.append(records.Param(variable.name, variable.nbytes, variable.align, offset, type_))
                 offset += variable.nbytes
         directives: dict[str, tuple[int, ...]] = {}
         while self.skip() and self.text[self.pos] != "{":
@@ -200,10 +199,11 @@ class _Parser:
 
     # Function level.
 
-    def body(self, module: Module, name: str, params: list[Param], directives) -> Kernel:
+    def body(self, module: records.Module, name: str, params: list[records.Param], directives) -> records.Kernel:
+        """Read the body of a kernel from its opening brace on."""
         scopes = Scopes()
-        code: list[Instruction] = []
-        variables: dict[str, Variable] = {}
+        code: list[records.Instruction] = []
+        variables: dict[str, records.Variable] = {}
         tables: dict[str, tuple[str, ...]] = {}
         file = source_line = None
         self.pos += 1
@@ -247,10 +247,15 @@ class _Parser:
         for instruction in code:
             if instruction.opcode.split(".")[0] in ("bra", "brx"):
                 self.resolve(instruction, scopes, labels, tables)
-        return Kernel(name, params, code, labels, scopes.registers, variables, directives, tables)
+        return records.Kernel(name, params, code, labels, scopes.registers, variables, directives, tables)
 
-    def resolve(self, instruction: Instruction, scopes: Scopes, labels: dict, tables: dict) -> None:
-        def unique(name: str) -> Symbol:
+    def resolve(self, instruction: records.Instruction, scopes: Scopes, labels: dict, tables: dict) -> None:
+        """Replace the label names of a branch by names that are unique in the kernel, and add those to `labels`.
+
+        The same name may be a label of several scopes. A `brx` gets the labels of its table as a vector.
+        """
+
+        def unique(name: str) -> records.Symbol:
             target = scopes.label(name, instruction.scope)
             if target is None:
                 raise PtxSyntaxError(
@@ -258,20 +263,21 @@ class _Parser:
                 )
             key = f"{name}@{target}"
             labels[key] = target
-            return Symbol(key)
+            return records.Symbol(key)
 
         if instruction.opcode.startswith("bra"):
             instruction.operands = (unique(instruction.operands[0].name),)
         else:
             index, table = instruction.operands
             targets = tables.get(table.name, ())
-            instruction.operands = (index, Vector(tuple(unique(t) for t in targets)))
+            instruction.operands = (index, records.Vector(tuple(unique(t) for t in targets)))
 
-    def directive(self, scopes: Scopes, variables: dict[str, Variable]) -> None:
+    def directive(self, scopes: Scopes, variables: dict[str, records.Variable]) -> None:
+        """Read a declaration of registers or variables in a body."""
         start = self.pos
         statement = self.until(";")
         if m := re.match(r"\.reg\s+(?:\.(v[24])\s+)?\.(\w+)\s+(.*)", statement, re.S):
-            if m[2] not in TYPE_BITS:
+            if m[2] not in records.TYPE_BITS:
                 raise self.fail(f"unknown register type .{m[2]}", start)
             for name in m[3].split(","):
                 scopes.declare(name.strip(), m[2], elements=int(m[1][1:]) if m[1] else 0)
@@ -282,6 +288,7 @@ class _Parser:
             raise self.fail("cannot read this directive", start)
 
     def any_instruction(self) -> re.Match:
+        """Match an instruction that `_LINE` does not, such as one without white space after its opcode."""
         start = self.pos
         statement = self.until(";")
         m = _ANY_INSTRUCTION.match(self.text, start)
@@ -290,7 +297,10 @@ class _Parser:
             raise self.fail("cannot read this guard" if guard else "cannot read this instruction", start)
         return m
 
-    def instruction(self, m: re.Match, scopes: Scopes, file: int | None, source_line: int | None) -> Instruction:
+    def instruction(
+        self, m: re.Match, scopes: Scopes, file: int | None, source_line: int | None
+    ) -> records.Instruction:
+        """Instruction of a match, with its guard and operands resolved in the current scope."""
         text, negated, name, opcode, operands = m.group("text", "negated", "guard", "opcode", "operands")
         guard = None
         if name is not None:
@@ -302,10 +312,10 @@ class _Parser:
         except ValueError as error:
             raise self.fail(str(error), m.start("text")) from None
         line, text = self.line(m.start("text")), " ".join(text.split())
-        return Instruction(opcode, read, guard, bool(negated), line, text, file, source_line, scopes.current)
+        return records.Instruction(opcode, read, guard, bool(negated), line, text, file, source_line, scopes.current)
 
     def operands(self, text: str, scopes: Scopes) -> list:
-        """A list of operands. The same text in the same scope is the same operand."""
+        """Operands of a comma-separated list. Equal texts in a scope share one cached operand."""
         read, cached = [], scopes.operands[scopes.current]
         for piece in split_top(text):
             operand = cached.get(piece)
@@ -315,25 +325,26 @@ class _Parser:
         return read
 
     def operand(self, text: str, scopes: Scopes):
+        """Operand of a text. Raises ValueError without a location, which `instruction` adds."""
         if not text:
             raise ValueError("an operand is missing")
         c = text[0]
         if c == "{":
-            return Vector(tuple(self.operands(text[1:-1], scopes)))
+            return records.Vector(tuple(self.operands(text[1:-1], scopes)))
         if c == "[":
             return self.address(text[1 : text.rindex("]")], scopes)
         if c == "(":
-            return Vector(tuple(self.operands(text[1:-1], scopes)))
+            return records.Vector(tuple(self.operands(text[1:-1], scopes)))
         if c == "!":
             register = scopes.register(text[1:].strip())
             if register is None:
                 raise ValueError(f"predicate {text[1:]} is not declared")
-            return Negated(register)
+            return records.Negated(register)
         if text == "_":
-            return Sink()
+            return records.Sink()
         if "|" in text:
             first, second = (self.operand(o.strip(), scopes) for o in text.split("|"))
-            return Pair(first, second)
+            return records.Pair(first, second)
         literal = None if c == "%" else parse_literal(text)
         if literal is not None:
             return literal
@@ -342,17 +353,18 @@ class _Parser:
             return register
         vector = scopes.vector(text)
         if vector is not None:
-            return Vector(vector)
+            return records.Vector(vector)
         if text == "WARP_SZ":
-            return Imm(32)
+            return records.Imm(32)
         if text[0] == "%":
-            return Special(text[1:])
+            return records.Special(text[1:])
         m = re.match(r"([\w$%.]+)\s*([+-]\s*\w+)?$", text)
         if not m:
             raise ValueError(f"cannot read operand {text!r}")
-        return Symbol(m[1], int(m[2].replace(" ", ""), 0) if m[2] else 0)
+        return records.Symbol(m[1], int(m[2].replace(" ", ""), 0) if m[2] else 0)
 
-    def address(self, text: str, scopes: Scopes) -> Address:
+    def address(self, text: str, scopes: Scopes) -> records.Address:
+        """Address of the text inside brackets: base and offset, then coordinates and other operands."""
         parts = split_top(text)
         m = _ADDRESS.match(parts[0])
         assert m is not None, "every group is optional"
@@ -364,19 +376,19 @@ class _Parser:
                 raise ValueError(f"cannot read address {text!r}")
             offset = literal.value
         base = self.operand(base_text, scopes)
-        if isinstance(base, Symbol):
+        if isinstance(base, records.Symbol):
             offset += base.offset
-            base = Symbol(base.name)
+            base = records.Symbol(base.name)
         coords, extra = None, []
         for part in parts[1:]:
             operand = self.operand(part, scopes)
-            if isinstance(operand, Vector) and coords is None:
+            if isinstance(operand, records.Vector) and coords is None:
                 coords = operand.items
             else:
                 extra.append(operand)
-        return Address(base, offset, coords, tuple(extra))
+        return records.Address(base, offset, coords, tuple(extra))
 
 
-def parse(text: str) -> Module:
-    """Read one PTX module. Raises PtxSyntaxError with the line."""
+def parse(text: str) -> records.Module:
+    """Parse a PTX module. Raises PtxSyntaxError with the line."""
     return _Parser(text).module()

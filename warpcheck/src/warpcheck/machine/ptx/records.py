@@ -1,4 +1,4 @@
-"""A parsed PTX module as records: kernels, their instructions, and the operands of these."""
+"""Classes of a parsed PTX module: kernels, instructions, operands and variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPE_BITS.update({"f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "
 
 @dataclass(eq=False, slots=True)
 class Register:
-    """A virtual register; `index` counts registers of the kernel in order of first use."""
+    """Virtual register. `index` numbers the registers of a kernel in order of first use."""
 
     name: str
     type: str
@@ -27,7 +27,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Imm:
-    """A literal. Floats keep their bits: `float_bits` is 32, 64, or 0 for an integer."""
+    """Literal. For a floating-point literal `value` is the bit pattern, of `float_bits` 32 or 64; integers have 0."""
 
     value: int
     float_bits: int = 0
@@ -35,12 +35,14 @@ class Imm:
 
 @dataclass(frozen=True, slots=True)
 class Special:
+    """Special register such as `%tid.x`; `name` is without the percent sign."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A variable, parameter, function or label, with a byte offset."""
+    """Name of a variable, parameter, function or label, plus a byte offset."""
 
     name: str
     offset: int = 0
@@ -48,22 +50,26 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Negated:
+    """`!p`: a negated predicate."""
+
     register: Register
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """`_`: a result that is thrown away."""
+    """`_`: a result that is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
+    """`{a, b, ...}`: a list of operands."""
+
     items: tuple
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """`d|p`."""
+    """`d|p`: two destinations."""
 
     first: object
     second: object
@@ -71,7 +77,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`[base + offset]`, or `[base, {coordinates}]` of tensor instructions. Offset in bytes."""
+    """`[base + offset]`, or `[base, {coordinates}]` of tensor instructions. The offset is in bytes."""
 
     base: object
     offset: int = 0
@@ -81,6 +87,8 @@ class Address:
 
 @dataclass(slots=True)
 class Instruction:
+    """Instruction with its guard, its PTX `line`, and its source (`file`, `source_line`) if a `.loc` precedes it."""
+
     opcode: str
     operands: tuple
     guard: Register | None
@@ -93,12 +101,16 @@ class Instruction:
 
     @property
     def parts(self) -> list[str]:
+        """The opcode and its modifiers, split at dots."""
         return self.opcode.split(".")
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A module- or function-level variable in a state space. Sizes in bytes; size 0 for `extern name[]`."""
+    """Variable of a module or a function in a state space. Sizes are in bytes; `extern name[]` has size 0.
+
+    relocations: (offset, name of a variable) for each address in `data`.
+    """
 
     name: str
     space: str
@@ -111,7 +123,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of an entry; `type`: of its elements ("u64", "f32", "b8" of a structure)."""
+    """Parameter of a kernel. `type` is the type of its elements: "u64", "f32", or "b8" for a structure."""
 
     name: str
     nbytes: int
@@ -122,6 +134,9 @@ class Param:
 
 @dataclass
 class Kernel:
+    """Kernel. `labels` gives instruction indices, `directives` the numbers of `.maxntid` and others, `tables` the
+    labels of each `.branchtargets`."""
+
     name: str
     params: list[Param]
     instructions: list[Instruction]
@@ -138,11 +153,14 @@ class Kernel:
 
 @dataclass
 class Module:
+    """PTX module. `target` is its chip, such as "sm_90a"; `files` maps the numbers of `.file` to paths."""
+
     target: str
     kernels: dict[str, Kernel]
     variables: dict[str, Variable]
     files: dict[int, str]
 
     def location(self, instruction: Instruction, **who) -> Location:
+        """Location of an instruction. `who` sets further fields, such as the warp."""
         file = self.files.get(instruction.file) if instruction.file is not None else None
         return Location(instruction.line, instruction.text, file, instruction.source_line if file else None, **who)

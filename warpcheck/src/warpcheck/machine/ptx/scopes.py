@@ -1,4 +1,4 @@
-"""Names in a function body: registers and labels, by nested scope."""
+"""Registers and labels of a function body, by nested scope."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Scopes:
         self.current = self.parents[self.current]
 
     def declare(self, name: str, type_: str, elements: int = 0) -> None:
-        """A register, a range of registers `name<count>`, or a vector of two or four `elements` (ISA 6.4.3)."""
-        self.operands[self.current].clear()  # the names may have referred to an outer scope
+        """Declare a register, a range of registers `name<count>`, or a vector of two or four `elements` (ISA 6.4.3)."""
+        self.operands[self.current].clear()  # cached operands may refer to the same name in an outer scope
         if elements:
             vector = tuple(Register(f"{name}.{letter}", type_) for letter in "xyzw"[:elements])
             self.vectors[self.current][name] = vector
@@ -51,6 +51,7 @@ class Scopes:
             self.singles[self.current][name] = Register(name, type_)
 
     def register(self, name: str) -> Register | None:
+        """Register of a name in the innermost scope that declares it, or None. Ranges create registers on use."""
         scope, trailing = self.current, None
         while scope >= 0:
             found = self.singles[scope].get(name)
@@ -64,7 +65,7 @@ class Scopes:
         return None
 
     def vector(self, name: str) -> tuple[Register, ...] | None:
-        """The elements of a vector that is named as a whole."""
+        """Elements of the vector of a name, or None."""
         scope = self.current
         while scope >= 0:
             if name in self.vectors[scope]:
@@ -79,6 +80,7 @@ class Scopes:
         return register
 
     def label(self, name: str, scope: int) -> int | None:
+        """Instruction index of a label that is visible in `scope`, or None."""
         while scope >= 0:
             if name in self.labels[scope]:
                 return self.labels[scope][name]

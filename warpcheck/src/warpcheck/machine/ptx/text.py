@@ -1,4 +1,4 @@
-"""Pieces of PTX text: names of entries, lists with brackets, and literals (ISA 4.5)."""
+"""Functions on PTX text: names of kernels, lists with brackets, and literals (ISA 4.5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entries(ptx: str) -> list[str]:
 
 
 def split_top(text: str) -> list[str]:
-    """Split at commas that stand outside every bracket."""
+    """Split at the commas outside of brackets."""
     if _BRACKET.search(text) is None:
         parts = text.split(",")
     else:
@@ -41,6 +41,7 @@ def split_top(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def parse_literal(text: str) -> Imm | None:
+    """Literal of a text, or None if the text is no literal."""
     sign = -1 if text.startswith("-") else 1
     body = text.lstrip("+-")
     if body[:2] in ("0f", "0F") and len(body) == 10:
@@ -63,7 +64,7 @@ def parse_literal(text: str) -> Imm | None:
 
 
 def float_bytes(literal: Imm, element: int) -> bytes:
-    """A floating-point literal as the `element` bytes of a variable."""
+    """Bytes of a floating-point literal as an element of a variable; `element` is its size in bytes."""
     raw = literal.value.to_bytes(literal.float_bits // 8, "little")
     if len(raw) == element:
         return raw
