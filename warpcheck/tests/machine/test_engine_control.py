@@ -24,51 +24,41 @@ def test_loop_with_a_trip_count_per_lane_reconverges():
     np.testing.assert_array_equal(out, lanes * (lanes - 1) // 2)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_lanes_of_one_warp_can_wait_for_each_other(schedule):
-    """Independent forward progress: lane 0 spins on a flag that lane 31 sets further down."""
-    out = np.zeros(1, np.uint32)
-    launch(
+# name -> PTX, CTAs, words of memory, and the value of the last word
+POLLING = {
+    # Independent forward progress: lane 0 spins on a flag that lane 31 sets further down.
+    "lanes of one warp": (
         """setp.ne.u32 %p0, %r0, 0; @%p0 bra OTHERS;
         SPIN: ld.relaxed.gpu.global.b32 %r3, [%a0]; setp.eq.u32 %p1, %r3, 0; @%p1 bra SPIN; bra DONE;
         OTHERS: setp.ne.u32 %p2, %r0, 31; @%p2 bra DONE; st.relaxed.gpu.global.b32 [%a0], 7;
         DONE:""",
-        [out],
-        schedule=schedule,
-    )
-    assert out[0] == 7
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_cta_waits_for_a_flag_in_global_memory(schedule):
-    out = np.zeros(3, np.uint32)
-    launch(
+        1, 1, 7,
+    ),
+    "CTA for a flag": (
         """setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE; setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT;
         st.global.b32 [%a0+4], 42; st.release.gpu.global.b32 [%a0], 1; bra DONE;
         WAIT: ld.acquire.gpu.global.b32 %r3, [%a0]; setp.eq.u32 %p2, %r3, 0; @%p2 bra WAIT;
         ld.global.b32 %r4, [%a0+4]; st.global.b32 [%a0+8], %r4;
         DONE:""",
-        [out],
-        grid=2,
-        schedule=schedule,
-    )
-    assert out[2] == 42
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_spin_lock_is_mutual_exclusion(schedule):
-    out = np.zeros(2, np.uint32)
-    launch(
+        2, 3, 42,
+    ),
+    "spin lock": (
         """setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
         TAKE: atom.acquire.gpu.global.cas.b32 %r3, [%a0], 0, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra TAKE;
         ld.global.b32 %r4, [%a0+4]; add.u32 %r4, %r4, 1; st.global.b32 [%a0+4], %r4;
         atom.release.gpu.global.exch.b32 %r5, [%a0], 0;
         DONE:""",
-        [out],
-        grid=24,
-        schedule=schedule,
-    )
-    assert out[1] == 24
+        24, 2, 24,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("ptx, ctas, words, last", POLLING.values(), ids=list(POLLING))
+def test_polling_ends_when_another_thread_writes(ptx, ctas, words, last, schedule):
+    out = np.zeros(words, np.uint32)
+    launch(ptx, [out], grid=ctas, schedule=schedule)
+    assert out[-1] == last
 
 
 def test_flag_that_nobody_sets_is_a_deadlock():

@@ -48,6 +48,11 @@ def _fit(value: float, source: str) -> Number:
     return Number(value, "C", source, True)
 
 
+def _absent(unit: str, *names: str, value: float = 0) -> dict[str, Number]:
+    """Numbers of a unit that the chip does not have."""
+    return dict.fromkeys(names, _C(value, f"no {unit} on this chip"))
+
+
 @dataclass(frozen=True)
 class ChipTable:
     """clock: GHz at which cycles become time when nobody says otherwise, and where that was seen; clock_backward: of
@@ -96,10 +101,7 @@ _B200 = ChipTable(
         "mma_start_pair": _A(34, "SemiAnalysis: II n + 182, and + 150 with A in tensor memory"),
         "mma_residual_pair": _A(3, "SemiAnalysis: +1 to +6 for pairs at N <= 96"),
         "commit": _C(49, "law: what is left of 148 and of 116; MOD 52 from the product's end to the reader"),
-        "wgmma_start": _C(0, "no wgmma on this chip"),
-        "wgmma_start_ss": _C(0, "no wgmma on this chip"),
-        "wgmma_tail": _C(0, "no wgmma on this chip"),
-        "wgmma_overhead": _C(0, "no wgmma on this chip"),
+        **_absent("wgmma", "wgmma_start", "wgmma_start_ss", "wgmma_tail", "wgmma_overhead"),
         "smem_bytes": _A(128, "all sources"),
         "smem_latency": _B(29, "QRC 24-29"),
         "tma_share": _B(0.5, "FV on an H100: copies slow concurrent products 1.05 times"),
@@ -141,11 +143,7 @@ _H100 = ChipTable(
         "named_barrier": _A(30, "bench.calibrate: 49 one way with the code around it; FGS 30"),
         "cluster_barrier": _A(60, "bench.calibrate: 72 relaxed; 753 with release and acquire, nearly all of it fences"),
         "mma_flops": _A(4096 * 4 / 6.06, "bench.calibrate: m16n8k16 with 4 warps a scheduler 6.06 cycles; HOP 6.36"),
-        "mma_start_ss": _C(0, "no tcgen05 on this chip"),
-        "mma_start_ts": _C(0, "no tcgen05 on this chip"),
-        "mma_start_pair": _C(0, "no tcgen05 on this chip"),
-        "mma_residual_pair": _C(0, "no tcgen05 on this chip"),
-        "commit": _C(0, "no tcgen05 on this chip"),
+        **_absent("tcgen05", "mma_start_ss", "mma_start_ts", "mma_start_pair", "mma_residual_pair", "commit"),
         "wgmma_start": _A(10, "bench.calibrate: a batch with A in registers takes N / 2 a product and 44"),
         "wgmma_start_ss": _A(20, "bench.calibrate: 10 more with A in shared memory"),
         "wgmma_tail": _A(24, "bench.calibrate: what is left of 44"),
@@ -153,10 +151,9 @@ _H100 = ChipTable(
         "smem_bytes": _A(128, "all sources"),
         "smem_latency": _A(23, "bench.calibrate: a chain of loads 23.4, of ldmatrix.x4 35 with an addition each"),
         "tma_share": _A(0, "bench.calibrate: products take 69 cycles with and without 82 bytes a cycle copied in"),
-        "tmem_bytes": _C(64, "no tensor memory on this chip"),
-        "tmem_load_latency": _C(0, "no tensor memory on this chip"),
-        "tmem_store_latency": _C(0, "no tensor memory on this chip"),
-        "tmem_stretch": _C(1, "no tensor memory on this chip"),
+        **_absent("tensor memory", "tmem_bytes", value=64),
+        **_absent("tensor memory", "tmem_load_latency", "tmem_store_latency"),
+        **_absent("tensor memory", "tmem_stretch", value=1),
         "tma_latency": _A(320, "bench.calibrate: 1 KiB is there after 377 to 516, with issue and wake-up"),
         "tma_bytes": _A(105, "bench.calibrate: one SM, four of 32 KiB in flight: 9.8 cycles a KiB"),
         "tma_store_latency": _A(100, "bench.calibrate: 131 for 1 KiB"),
@@ -175,7 +172,7 @@ _H100 = ChipTable(
         "dsmem_latency": _A(187, "180-193"),
         "dsmem_bytes": _B(20, "FGS on an H200: loads 19.9, stores 18.9, bulk 21.3"),
         "atomic_latency": _A(410, "bench.calibrate: a chain of atomic additions 424"),
-        "cancel_latency": _C(1900, "no cluster launch control on this chip"),
+        **_absent("cluster launch control", "cancel_latency", value=1900),
     },
 )  # fmt: skip
 

@@ -78,6 +78,16 @@ def element_address(pointer: str, register: str, nbytes: int, index: str = "%i")
     return f"  mul.wide.u32 {register}, {index}, {nbytes};\n  add.s64 {register}, {register}, {pointer};"
 
 
+def load_element(register: str, nbytes: int = 4, kind: str = "") -> str:
+    """Code that loads element %i of in0; it leaves the address in %d0. kind: type of the load, default untyped."""
+    return f"{element_address('%in0', '%d0', nbytes)}\n  ld.global.{kind or f'b{8 * nbytes}'} {register}, [%d0];"
+
+
+def store_element(register: str, nbytes: int = 4, index: str = "%i") -> str:
+    """Code that stores a register to an element of out; it leaves the address in %d1."""
+    return f"{element_address('%out', '%d1', nbytes, index)}\n  st.global.b{8 * nbytes} [%d1], {register};"
+
+
 def elementwise(
     name: str,
     code: str,

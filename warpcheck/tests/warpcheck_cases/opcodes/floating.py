@@ -47,15 +47,25 @@ def patterns(fmt: Format, count: int) -> Callable[[np.random.Generator], Inputs]
     return make
 
 
-def _binary(opcode: str, fmt: Format, function: Callable[..., np.ndarray], count: int, target: str = "sm_80") -> Case:
+def _binary(
+    opcode: str,
+    fmt: Format,
+    function: Callable[..., np.ndarray],
+    count: int,
+    target: str = "sm_80",
+    *,
+    inputs: Callable[[np.random.Generator], Inputs] | None = None,
+    values: int = 1,
+) -> Case:
+    """An instruction with `count` operands. values: values of the format in one register."""
     arguments = ", ".join(f"%x{i}" for i in range(count))
-    kind = f"b{fmt.bits}"
+    kind = f"b{values * fmt.bits}"
     return elementwise(
         opcode,
         f"{opcode} %y, {arguments};",
         result=kind,
         operands=[kind] * count,
-        inputs=patterns(fmt, count),
+        inputs=inputs or patterns(fmt, count),
         expected=function,
         element=_NAMES[fmt],
         target=target,
@@ -64,7 +74,6 @@ def _binary(opcode: str, fmt: Format, function: Callable[..., np.ndarray], count
 
 def _packed2(opcode: str, fmt: Format, function: Callable[..., np.ndarray], count: int, target: str = "sm_80") -> Case:
     """An instruction on two values in one register: each half is computed by itself."""
-    arguments = ", ".join(f"%x{i}" for i in range(count))
     half = {16: np.uint16, 32: np.uint32}[fmt.bits]
     whole = {16: np.uint32, 32: np.uint64}[fmt.bits]
     single = patterns(fmt, 2 * count)
@@ -77,17 +86,7 @@ def _packed2(opcode: str, fmt: Format, function: Callable[..., np.ndarray], coun
     def expected(*arrays: np.ndarray) -> np.ndarray:
         return function(*(array.view(half) for array in arrays))
 
-    kind = f"b{2 * fmt.bits}"
-    return elementwise(
-        opcode,
-        f"{opcode} %y, {arguments};",
-        result=kind,
-        operands=[kind] * count,
-        inputs=inputs,
-        expected=expected,
-        element=_NAMES[fmt],
-        target=target,
-    )
+    return _binary(opcode, fmt, expected, count, target, inputs=inputs, values=2)
 
 
 def _minimum(a: Value, b: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -216,23 +217,11 @@ def _cases() -> list[Case]:
             cases += [
                 _case(f"sad.{kind}", bits, 3, lambda a, b, c: c + abs(a - b), signed=signed),
                 _case(f"mad.hi.{kind}", bits, 3, lambda a, b, c, n=bits: (a * b >> n) + c, signed=signed),
-                _case(
-                    f"bfind.{kind}",
-                    bits,
-                    1,
-                    lambda a, n=bits, s=signed: _bfind(a, n, s, False),
-                    signed=signed,
-                    result_bits=32,
-                ),
-                _case(
-                    f"bfind.shiftamt.{kind}",
-                    bits,
-                    1,
-                    lambda a, n=bits, s=signed: _bfind(a, n, s, True),
-                    signed=signed,
-                    result_bits=32,
-                ),
             ]
+            for shift in (False, True):
+                find = functools.partial(_bfind, bits=bits, signed=signed, shiftamt=shift)
+                name = f"bfind{'.shiftamt' if shift else ''}.{kind}"
+                cases.append(_case(name, bits, 1, find, signed=signed, result_bits=32))
         cases += [
             _case(f"popc.b{bits}", bits, 1, lambda a: a.bit_count(), result_bits=32),
             _case(f"clz.b{bits}", bits, 1, lambda a, n=bits: n - a.bit_length(), result_bits=32),

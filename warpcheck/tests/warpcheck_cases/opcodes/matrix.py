@@ -148,76 +148,72 @@ def _mma(kind: _Kind, k: int, accumulator: str) -> Case:
     return Case(opcode, entry("sm_80", "\n".join(code), pointers=3), inputs, expected)
 
 
-def _ldmatrix() -> list[Case]:
+_MATRIX_FORMS = [(count, trans) for count in (1, 2, 4) for trans in ("", ".trans")]
+
+
+def _matrix_copy(name: str, target: str, lines: list[str], expected: Callable[..., np.ndarray]) -> Case:
+    """A warp whose lane has its row of 16 bytes of a buffer at %r1, and 128 words of input."""
+    body = ["  mov.u32 %r0, buffer;", "  mad.lo.u32 %r1, %i, 16, %r0;", *lines]
+    ptx = entry(target, "\n".join(body), pointers=1, shared=".shared .align 128 .b8 buffer[512];")
+    chips = ("sm_80", *_SINCE_HOPPER) if target == "sm_80" else _SINCE_HOPPER
+    return Case(name, ptx, _words(128), expected, target=target, chips=chips)
+
+
+def _ldmatrix(count: int, trans: str) -> Case:
     """Each lane names a row of 16 bytes; lane l receives elements 2(l%4), 2(l%4)+1 of row l/4 of each matrix."""
-    cases = []
-    for count in (1, 2, 4):
-        for trans in ("", ".trans"):
-            names = ", ".join(f"%r{10 + j}" for j in range(count))
-            body = [
-                "  mov.u32 %r0, buffer;",
-                "  mad.lo.u32 %r1, %i, 16, %r0;",
-                element_address("%in0", "%d0", 16),
-                "  ld.global.v4.b32 {%r2, %r3, %r4, %r5}, [%d0];",
-                "  st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};",
-                "  bar.warp.sync 0xffffffff;",
-                f"  ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{names}}}, [%r1];",
-                element_address("%out", "%d1", 4 * count),
-                *(f"  st.global.b32 [%d1+{4 * j}], %r{10 + j};" for j in range(count)),
-            ]
+    names = [f"%r{10 + j}" for j in range(count)]
+    lines = [
+        element_address("%in0", "%d0", 16),
+        "  ld.global.v4.b32 {%r2, %r3, %r4, %r5}, [%d0];",
+        "  st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};",
+        "  bar.warp.sync 0xffffffff;",
+        f"  ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{', '.join(names)}}}, [%r1];",
+        element_address("%out", "%d1", 4 * count),
+        *(f"  st.global.b32 [%d1+{4 * j}], {name};" for j, name in enumerate(names)),
+    ]
 
-            def expected(a: np.ndarray, count: int = count, trans: str = trans) -> np.ndarray:
-                matrices = a.view(np.uint16).reshape(4, 8, 8)[:count]
-                if trans:
-                    matrices = matrices.transpose(0, 2, 1)
-                lanes = [matrices[:, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2] for lane in range(32)]
-                return np.ascontiguousarray(np.stack(lanes)).view(np.uint32).reshape(-1)
+    def expected(a: np.ndarray) -> np.ndarray:
+        matrices = a.view(np.uint16).reshape(4, 8, 8)[:count]
+        if trans:
+            matrices = matrices.transpose(0, 2, 1)
+        lanes = [matrices[:, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2] for lane in range(32)]
+        return np.ascontiguousarray(np.stack(lanes)).view(np.uint32).reshape(-1)
 
-            ptx = entry("sm_80", "\n".join(body), pointers=1, shared=".shared .align 128 .b8 buffer[512];")
-            cases.append(Case(f"ldmatrix.x{count}{trans}", ptx, _words(128), expected))
-    return cases
+    return _matrix_copy(f"ldmatrix.x{count}{trans}", "sm_80", lines, expected)
 
 
 def _words(count: int) -> Callable[[np.random.Generator], Inputs]:
     return lambda rng: (rng.integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32),)
 
 
-def _stmatrix() -> list[Case]:
-    cases = []
-    for count in (1, 2, 4):
-        for trans in ("", ".trans"):
-            names = ", ".join(f"%r{10 + j}" for j in range(count))
-            body = [
-                "  mov.u32 %r0, buffer;",
-                "  mad.lo.u32 %r1, %i, 16, %r0;",
-                "  st.shared.v4.b32 [%r1], {%i, %i, %i, %i};",
-                "  bar.warp.sync 0xffffffff;",
-                element_address("%in0", "%d0", 4 * count),
-                *(f"  ld.global.b32 %r{10 + j}, [%d0+{4 * j}];" for j in range(count)),
-                f"  stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r1], {{{names}}};",
-                "  bar.warp.sync 0xffffffff;",
-                "  ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1];",
-                element_address("%out", "%d1", 16),
-                "  st.global.v4.b32 [%d1], {%r2, %r3, %r4, %r5};",
-            ]
+def _stmatrix(count: int, trans: str) -> Case:
+    """The inverse of `_ldmatrix`: each lane stores its elements, and reads its row of 16 bytes."""
+    names = [f"%r{10 + j}" for j in range(count)]
+    lines = [
+        "  st.shared.v4.b32 [%r1], {%i, %i, %i, %i};",
+        "  bar.warp.sync 0xffffffff;",
+        element_address("%in0", "%d0", 4 * count),
+        *(f"  ld.global.b32 {name}, [%d0+{4 * j}];" for j, name in enumerate(names)),
+        f"  stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r1], {{{', '.join(names)}}};",
+        "  bar.warp.sync 0xffffffff;",
+        "  ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1];",
+        element_address("%out", "%d1", 16),
+        "  st.global.v4.b32 [%d1], {%r2, %r3, %r4, %r5};",
+    ]
 
-            def expected(a: np.ndarray, count: int = count, trans: str = trans) -> np.ndarray:
-                elements = a[: 32 * count].copy().view(np.uint16).reshape(32, count, 2)
-                out = np.repeat(np.arange(32, dtype=np.uint32), 4).view(np.uint16).reshape(4, 8, 8).copy()
-                for lane in range(32):
-                    for j in range(count):
-                        for half in range(2):
-                            row, column = lane // 4, 2 * (lane % 4) + half
-                            if trans:
-                                row, column = column, row
-                            out[j, row, column] = elements[lane, j, half]
-                return out.reshape(-1).view(np.uint32)
+    def expected(a: np.ndarray) -> np.ndarray:
+        elements = a[: 32 * count].copy().view(np.uint16).reshape(32, count, 2)
+        out = np.repeat(np.arange(32, dtype=np.uint32), 4).view(np.uint16).reshape(4, 8, 8).copy()
+        for lane in range(32):
+            for j in range(count):
+                for half in range(2):
+                    row, column = lane // 4, 2 * (lane % 4) + half
+                    if trans:
+                        row, column = column, row
+                    out[j, row, column] = elements[lane, j, half]
+        return out.reshape(-1).view(np.uint32)
 
-            ptx = entry("sm_90a", "\n".join(body), pointers=1, shared=".shared .align 128 .b8 buffer[512];")
-            cases.append(
-                Case(f"stmatrix.x{count}{trans}", ptx, _words(128), expected, target="sm_90a", chips=_SINCE_HOPPER)
-            )
-    return cases
+    return _matrix_copy(f"stmatrix.x{count}{trans}", "sm_90a", lines, expected)
 
 
 def _core_matrices(matrix: np.ndarray) -> np.ndarray:
@@ -406,8 +402,8 @@ CASES = [
     _mma(_S8, 32, "s32"),
     _mma(_S8, 16, "s32"),
     _mma(_U8, 32, "s32"),
-    *_ldmatrix(),
-    *_stmatrix(),
+    *(_ldmatrix(*form) for form in _MATRIX_FORMS),
+    *(_stmatrix(*form) for form in _MATRIX_FORMS),
     *(_wgmma(n) for n in (8, 64, 256)),
     *(_wgmma(64, kind) for kind in (_BF16, _TF32, _E4M3, _E5M2, _S8)),
     *(_tcgen05(n) for n in (16, 64, 256)),

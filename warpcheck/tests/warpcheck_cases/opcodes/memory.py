@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from warpcheck_cases.opcodes.case import Case, Inputs, element_address, entry, header
+from warpcheck_cases.opcodes.case import Case, Inputs, element_address, entry, header, load_element, store_element
 
 _ALL = ("sm_80", "sm_90a", "sm_100a")
 _SINCE_HOPPER = ("sm_90a", "sm_100a")
@@ -69,10 +69,8 @@ def _narrow() -> list[Case]:
     for kind, dtype in (("s8", np.int8), ("u8", np.uint8), ("s16", np.int16), ("u16", np.uint16)):
         nbytes = np.dtype(dtype).itemsize
         body = [
-            element_address("%in0", "%d0", nbytes),
-            element_address("%out", "%d1", 4),
-            f"  ld.global.{kind} %r0, [%d0];",
-            "  st.global.b32 [%d1], %r0;",
+            load_element("%r0", nbytes, kind),
+            store_element("%r0"),
         ]
         cases.append(
             Case(
@@ -104,8 +102,7 @@ def _spaces() -> list[Case]:
             "  selp.b32 %r5, 1, 0, %p0;",
             "  @%p1 mov.u32 %r5, 100;",
             "  add.u32 %r4, %r4, %r5;",
-            element_address("%out", "%d1", 4),
-            "  st.global.b32 [%d1], %r4;",
+            store_element("%r4"),
         ]
     )
     offsets = "\n".join(
@@ -115,20 +112,17 @@ def _spaces() -> list[Case]:
             "  ld.global.b32 %r0, [%d0+-64];",
             "  ld.global.nc.b32 %r1, [%d0+0];",
             "  xor.b32 %r2, %r0, %r1;",
-            element_address("%out", "%d1", 4),
-            "  st.global.b32 [%d1], %r2;",
+            store_element("%r2"),
         ]
     )
     packing = "\n".join(
         [
-            element_address("%in0", "%d0", 8),
-            "  ld.global.b64 %d2, [%d0];",
+            load_element("%d2", 8),
             "  mov.b64 {%r0, %r1}, %d2;",
             "  mov.b32 {%h0, %h1}, %r0;",
             "  mov.b32 %r2, {%h1, %h0};",
             "  mov.b64 %d3, {%r1, %r2};",
-            element_address("%out", "%d1", 8),
-            "  st.global.b64 [%d1], %d3;",
+            store_element("%d3", 8),
         ]
     )
 
@@ -146,8 +140,7 @@ def _spaces() -> list[Case]:
             "  ld.const.b32 %r1, [%d2];",
             "  ld.global.b32 %r2, [counters+4];",
             "  add.u32 %r1, %r1, %r2;",
-            element_address("%out", "%d1", 4),
-            "  st.global.b32 [%d1], %r1;",
+            store_element("%r1"),
         ]
     )
     return [

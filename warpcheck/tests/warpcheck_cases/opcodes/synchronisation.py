@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from warpcheck_cases.opcodes.case import Case, element_address, entry
+from warpcheck_cases.opcodes.case import Case, element_address, entry, load_element, store_element
 
 _SINCE_HOPPER = ("sm_90a", "sm_100a")
 
@@ -14,33 +14,28 @@ def _words(count: int):
     return lambda rng: (rng.integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32),)
 
 
-def _block(name: str, target: str, lines: list[str], shared: str, expected: Callable[..., np.ndarray]) -> Case:
-    """128 threads with one word each."""
+def _block(
+    name: str, target: str, lines: list[str], shared: str, expected: Callable[..., np.ndarray], words: int = 1
+) -> Case:
+    """128 threads with `words` words each."""
     ptx = entry(target, "\n".join(lines), pointers=1, shared=shared)
     chips = ("sm_80", *_SINCE_HOPPER) if target == "sm_80" else _SINCE_HOPPER
-    return Case(name, ptx, _words(128), expected, target=target, block=128, chips=chips)
+    return Case(name, ptx, _words(128 * words), expected, target=target, block=128, chips=chips)
+
+
+# Each thread loads its word to %r0 and has its place in the buffer in %r2; it reads that of the mirrored thread to %r4.
+_LOAD = [load_element("%r0"), "  mov.u32 %r1, buffer;", "  mad.lo.u32 %r2, %i, 4, %r1;"]
+_MIRROR = ["  sub.u32 %r3, 127, %i;", "  mad.lo.u32 %r3, %r3, 4, %r1;", "  ld.shared.b32 %r4, [%r3];"]
 
 
 def _thread_barriers() -> list[Case]:
     shared = ".shared .align 16 .b8 buffer[1024];"
-    load = [
-        element_address("%in0", "%d0", 4),
-        "  ld.global.b32 %r0, [%d0];",
-        "  mov.u32 %r1, buffer;",
-        "  mad.lo.u32 %r2, %i, 4, %r1;",
-    ]
-    mirror = [
-        "  sub.u32 %r3, 127, %i;",
-        "  mad.lo.u32 %r3, %r3, 4, %r1;",
-        "  ld.shared.b32 %r4, [%r3];",
-        element_address("%out", "%d1", 4),
-        "  st.global.b32 [%d1], %r4;",
-    ]
-    exchange = [*load, "  st.shared.b32 [%r2], %r0;", "  bar.sync 0;", *mirror]
-    named = [*load, "  st.shared.b32 [%r2], %r0;", "  barrier.sync 5, 128;", *mirror]
+    mirror = [*_MIRROR, store_element("%r4")]
+    exchange = [*_LOAD, "  st.shared.b32 [%r2], %r0;", "  bar.sync 0;", *mirror]
+    named = [*_LOAD, "  st.shared.b32 [%r2], %r0;", "  barrier.sync 5, 128;", *mirror]
     # Warps 0 and 1 produce and only arrive; warps 2 and 3 wait and read.
     producer = [
-        *load,
+        *_LOAD,
         "  setp.lt.u32 %p0, %i, 64;",
         "  @!%p0 bra CONSUME;",
         "  st.shared.b32 [%r2], %r0;",
@@ -51,12 +46,11 @@ def _thread_barriers() -> list[Case]:
         "  sub.u32 %r3, %i, 64;",
         "  mad.lo.u32 %r4, %r3, 4, %r1;",
         "  ld.shared.b32 %r5, [%r4];",
-        element_address("%out", "%d1", 4, "%r3"),
-        "  st.global.b32 [%d1], %r5;",
+        store_element("%r5", index="%r3"),
         "DONE:",
     ]
     reduce = [
-        *load,
+        *_LOAD,
         "  and.b32 %r3, %r0, 1;",
         "  setp.ne.b32 %p0, %r3, 0;",
         "  barrier.red.popc.u32 %r4, 1, 128, %p0;",
@@ -66,8 +60,7 @@ def _thread_barriers() -> list[Case]:
         "  selp.b32 %r6, 2000, 0, %p2;",
         "  add.u32 %r4, %r4, %r5;",
         "  add.u32 %r4, %r4, %r6;",
-        element_address("%out", "%d1", 4),
-        "  st.global.b32 [%d1], %r4;",
+        store_element("%r4"),
     ]
 
     def reduced(a: np.ndarray) -> np.ndarray:
@@ -95,31 +88,24 @@ def _mbarriers() -> list[Case]:
         "  @%p8 mbarrier.init.shared::cta.b64 [%r20], {count};",
         "  bar.sync 0;",
     ]
-    load = [
-        element_address("%in0", "%d0", 4),
-        "  ld.global.b32 %r0, [%d0];",
-        "  mov.u32 %r1, buffer;",
-        "  mad.lo.u32 %r2, %i, 4, %r1;",
-    ]
-    mirror = ["  sub.u32 %r3, 127, %i;", "  mad.lo.u32 %r3, %r3, 4, %r1;", "  ld.shared.b32 %r4, [%r3];"]
-    store = [element_address("%out", "%d1", 4), "  st.global.b32 [%d1], %r5;"]
+    store = store_element("%r5")
     # Two phases: each thread publishes a value, everyone reads the mirrored one, twice.
     two = [
         *(line.format(count=128) for line in begin),
-        *load,
+        *_LOAD,
         "  st.shared.b32 [%r2], %r0;",
         "  mbarrier.arrive.shared::cta.b64 %d5, [%r20];",
         _WAIT.format(label="W0", parity=0),
-        *mirror,
+        *_MIRROR,
         "  mov.u32 %r5, %r4;",
         "  bar.sync 0;",
         "  not.b32 %r6, %r0;",
         "  st.shared.b32 [%r2], %r6;",
         "  mbarrier.arrive.shared::cta.b64 %d5, [%r20];",
         _WAIT.format(label="W1", parity=1),
-        *mirror,
+        *_MIRROR,
         "  mad.lo.u32 %r5, %r5, 3, %r4;",
-        *store,
+        store,
     ]
     # test_wait by state: false before the last arrival, true after it.
     state = [
@@ -143,7 +129,7 @@ def _mbarriers() -> list[Case]:
         "  add.u32 %r5, %r5, %r9;",
         "  add.u32 %r5, %r5, %r10;",
         "END:",
-        *store,
+        store,
     ]
 
     def states(a: np.ndarray) -> np.ndarray:
@@ -199,6 +185,12 @@ def _copies() -> list[Case]:
             row[i & 15 :] = 0
         return rows[::-1].copy().view(np.uint32)
 
+    def reversed_words(a: np.ndarray) -> np.ndarray:
+        return a.reshape(128, 4)[:, ::-1]
+
+    def added(a: np.ndarray) -> np.ndarray:
+        return a.reshape(128, 4) + np.arange(128, dtype=np.uint32)[:, None]
+
     begin = [
         "  mov.u32 %r20, ready;",
         "  setp.eq.u32 %p8, %i, 0;",
@@ -246,39 +238,12 @@ def _copies() -> list[Case]:
         "  fence.proxy.async.global;",
     ]
 
-    def hopper(name: str, body: list[str], expected) -> Case:
-        return Case(
-            name,
-            entry("sm_90a", "\n".join(body), pointers=1, shared=shared),
-            _words(512),
-            expected,
-            target="sm_90a",
-            block=128,
-            chips=_SINCE_HOPPER,
-        )
-
     return [
-        Case(
-            "cp.async.cg 16",
-            entry("sm_80", "\n".join(grouped), pointers=1, shared=shared),
-            _words(512),
-            mirrored,
-            block=128,
-        ),
-        Case(
-            "cp.async.cg with zero fill",
-            entry("sm_80", "\n".join(filled), pointers=1, shared=shared),
-            _words(512),
-            cut,
-            block=128,
-        ),
-        hopper("cp.async.bulk global to shared", bulk, mirrored),
-        hopper("cp.async.bulk shared to global", back, lambda a: a.reshape(128, 4)[:, ::-1]),
-        hopper(
-            "cp.reduce.async.bulk add.u32",
-            reduce,
-            lambda a: a.reshape(128, 4) + np.arange(128, dtype=np.uint32)[:, None],
-        ),
+        _block("cp.async.cg 16", "sm_80", grouped, shared, mirrored, words=4),
+        _block("cp.async.cg with zero fill", "sm_80", filled, shared, cut, words=4),
+        _block("cp.async.bulk global to shared", "sm_90a", bulk, shared, mirrored, words=4),
+        _block("cp.async.bulk shared to global", "sm_90a", back, shared, reversed_words, words=4),
+        _block("cp.reduce.async.bulk add.u32", "sm_90a", reduce, shared, added, words=4),
     ]
 
 
