@@ -1,6 +1,7 @@
-"""CuTe DSL on an emulated chip: compile for it, keep the PTX, link the emulated runtime, treat CPU tensors as its own.
+"""CuTe DSL on an emulated chip.
 
-Everything is done by replacing attributes of the installed package inside `installed(...)` and putting them back.
+Compilations target the chip, keep their PTX and link the emulated CUDA runtime; CPU tensors count as CUDA tensors.
+`installed` replaces attributes of the installed package for this, and restores them afterwards.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class _DLTensor(ctypes.Structure):
-    """dlpack.h; the first member of every managed tensor of the unversioned protocol."""
+    """DLTensor of dlpack.h, the first member of every managed tensor of the unversioned protocol."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -68,7 +69,7 @@ _DISPATCHER = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.POINTER(c
 
 @contextlib.contextmanager
 def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
-    """Inside, cute.compile targets `chip` and compiled functions launch on `runtime`."""
+    """Let cute.compile target `chip`, and compiled functions launch on `runtime`."""
     with contextlib.ExitStack() as stack:
         library = ctypes.CDLL(runtime_library())
         dispatcher = _DISPATCHER(runtime.dispatch)
@@ -85,12 +86,13 @@ def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _settings(chip: str) -> Iterator[None]:
+    """Set the chip, the runtime library and the caches of CuTe DSL."""
     from cutlass.base_dsl.dsl import DSLSingletonMeta
 
-    # A hit in the cache on disk would skip the compiler, and with it the PTX.
+    # A hit in the disk cache would skip the compiler, so that there would be no PTX.
     settings = {"_arch": chip, "shared_libs": runtime_library(), "lineinfo": True, "disable_file_caching": True}
     with contextlib.ExitStack() as stack:
-        if "CUTE_DSL_DUMP_DIR" not in os.environ:  # kept artifacts would land in the working directory
+        if "CUTE_DSL_DUMP_DIR" not in os.environ:  # otherwise files would be written to the working directory
             settings["dump_dir"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="warpcheck-"))
         for dsl in _live_dsls(DSLSingletonMeta):
             stack.enter_context(replaced(dsl.envar, **settings))
@@ -108,19 +110,19 @@ def _live_dsls(meta: Any) -> list[Any]:
 def _places() -> Iterator[None]:
     """Cache source locations: one lookup per code position instead of one per operation.
 
-    For each operation CuTe DSL asks of every frame of the stack whose code it is, walks the table of lines of the whole
-    function, and makes a location: half of the time that tracing takes.
+    For each operation, CuTe DSL classifies every frame of the stack, searches the line table of the function, and
+    creates a location. This takes half of the time of tracing.
     """
     from cutlass._mlir import ir
     from cutlass._mlir_helpers import op
 
     look_up, make_location = op._fast_frameinfo, op._get_location_from_frame_info
-    # By the identity of code objects, whose hash is slow; `codes` keeps them alive.
+    # Keys are ids of code objects, because their hash is slow; `codes` keeps the objects alive.
     codes: dict[int, types.CodeType] = {}
     library: dict[int, bool] = {}
     cached: dict[tuple[int, int], Any] = {}
     context: Any = None
-    locations: dict[int, Any] = {}  # in that context, by the identity of the values of `cached`
+    locations: dict[int, Any] = {}  # of this context, by the ids of the values of `cached`
 
     def find_user_frame(start: types.FrameType | None) -> types.FrameType | None:
         frame = start
@@ -159,14 +161,14 @@ def _places() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
-    """Every compilation keeps its PTX, with line information and names, and calls the emulated runtime."""
+    """Let every compilation register its PTX, with line information and names, and call the emulated runtime."""
     from cutlass.base_dsl.compiler import Compiler
 
     original = Compiler.compile
 
     @functools.wraps(original)
     def compile(self: Any, module: Any, pipeline: str, *args: Any, **kwargs: Any) -> Any:
-        # Always a private directory: the names of dumped files do not tell apart what two processes compile.
+        # A private directory, because two processes may dump different code to files of the same name.
         with tempfile.TemporaryDirectory(prefix="warpcheck-") as scratch:
             private = Path(scratch, "kernels")
             pipeline, asked = _dumping_ptx_to(private, pipeline)
@@ -189,12 +191,15 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
 def _without_ptxas(
     compile: Callable[..., Any], compiler: Any, module: Any, pipeline: str, args: tuple, kwargs: dict
 ) -> tuple[Any, assembly.Unassembled | None]:
-    """The compiled module, with PTX embedded, and what machine code can be made of; None: that is in the module."""
+    """Compile without ptxas. Return the module with embedded PTX, and the source of machine code.
+
+    The latter is None if the module contains machine code after all.
+    """
     parts = assembly.split(pipeline)
     if parts is None:
         return compile(compiler, module, pipeline, *args, **kwargs), None
     first, rest = parts
-    with replaced(compiler, _post_compile_hook=None):  # it expects a module that is whole
+    with replaced(compiler, _post_compile_hook=None):  # the hook expects a completely compiled module
         module = compile(compiler, module, first, *args, **kwargs)
     code = assembly.Unassembled.of(module, rest)
     embedded = assembly.embed_ptx(module)
@@ -202,7 +207,7 @@ def _without_ptxas(
 
 
 def _named(ptx: str) -> str:
-    """The text with what libraries call the warps and barriers of its kernels."""
+    """Add the names that libraries give to the warps and barriers of kernels."""
     for entry in entries(ptx):
         names = names_of(entry)
         if names is not None:
@@ -211,7 +216,7 @@ def _named(ptx: str) -> str:
 
 
 def _dumping_ptx_to(prefix: Path, pipeline: str) -> tuple[str, Path | None]:
-    """The pass pipeline with its PTX dumped to `prefix`, and where it was to be dumped before, if anywhere."""
+    """Return the pass pipeline with its PTX dumped to `prefix`, and the original destination or None."""
     match = re.search(r"dump-ptx-path='?([^'\s}]+)'?", pipeline)
     if match:
         return pipeline.replace(match.group(0), f"dump-ptx-path='{prefix}'"), Path(match.group(1))
@@ -222,7 +227,7 @@ def _dumping_ptx_to(prefix: Path, pipeline: str) -> tuple[str, Path | None]:
 
 
 def _rename_runtime_calls(module: Any, library: ctypes.CDLL) -> None:
-    """Point the external functions that intercept.c has at it, whatever else the process has loaded."""
+    """Rename external functions so that they resolve to intercept.c, not to a runtime that the process has loaded."""
     from cutlass._mlir import ir
 
     for operation in list(module.body.operations):
@@ -236,13 +241,14 @@ def _rename_runtime_calls(module: Any, library: ctypes.CDLL) -> None:
 
 
 def _binaries(module: Any) -> list[bytes]:
+    """Return the fat binaries in a compiled module."""
     stream = io.BytesIO()
     module.operation.write_bytecode(stream)
     return fatbins_in(stream.getvalue())
 
 
 def _ptx_of(binary: bytes, texts: list[str]) -> str:
-    """The dumped PTX whose entries are all in the binary."""
+    """Return the dumped PTX whose kernels are all in the binary."""
     for text in texts:
         if all(entry.encode() in binary for entry in entries(text)):
             return text
@@ -251,7 +257,7 @@ def _ptx_of(binary: bytes, texts: list[str]) -> str:
 
 @contextlib.contextmanager
 def _cpu_tensors_as_cuda(arrays: Arrays) -> Iterator[None]:
-    """CPU tensors count as device tensors, so that their pointers are global, as on the chip."""
+    """Let CPU tensors count as CUDA tensors, so that their pointers are in global memory, as on the chip."""
     from cutlass.base_dsl.tvm_ffi_builder import spec
     from cutlass.base_dsl.tvm_ffi_builder.tvm_ffi_builder import TVMFFIBuilder
     from cutlass.cute import runtime as cute_runtime
@@ -268,8 +274,8 @@ def _cpu_tensors_as_cuda(arrays: Arrays) -> Iterator[None]:
         view.device_type, view.device_id = _KDL_CUDA, 0
         arrays.add(tensor, *_extent(view))
 
-    # Functions called through tvm-ffi check each tensor's device in compiled code: compile the check for CUDA, and
-    # let it see CUDA.
+    # Functions called through tvm-ffi check the device of each tensor in compiled code. The replacements compile the
+    # check for CUDA and load CUDA as the device.
     @functools.wraps(init_parameter)
     def init_cuda(self: Any, *args: Any, **kwargs: Any) -> None:
         init_parameter(self, *args, **{**kwargs, "device_type": "cuda"})
@@ -290,7 +296,7 @@ def _cpu_tensors_as_cuda(arrays: Arrays) -> Iterator[None]:
 
 
 def _extent(view: _DLTensor) -> tuple[int, int]:
-    """First byte and byte count that a dlpack tensor reaches."""
+    """Return address and size in bytes of the memory that a DLPack tensor covers."""
     shape = [view.shape[i] for i in range(view.ndim)]
     if 0 in shape:
         return view.data or 0, 0
@@ -307,7 +313,7 @@ def _extent(view: _DLTensor) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _failures(runtime: Runtime) -> Iterator[None]:
-    """Raise the emulator's own error where the DSL would report a CUDA error code."""
+    """Raise the emulator's exception where CuTe DSL would report a CUDA error code."""
     import tvm_ffi
     from cutlass.base_dsl.jit_executor import JitCompiledFunction, JitExecutor
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
@@ -326,7 +332,7 @@ def _failures(runtime: Runtime) -> Iterator[None]:
         return call
 
     class FromTvmFfi(RuntimeError):
-        """What tvm-ffi constructs for the errors of intercept.c: the failure itself."""
+        """Exception that tvm-ffi constructs for errors of intercept.c: the emulator's exception itself."""
 
         def __new__(cls, message: str) -> BaseException:  # type: ignore[misc]
             return runtime.take_failure() or RuntimeError(message)

@@ -23,7 +23,7 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
 
 class _Tensor(ctypes.Structure):
-    """The head of DLTensor."""
+    """First members of DLTensor."""
 
     _fields_ = (("data", _POINTER), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
 

@@ -61,7 +61,7 @@ class Runtime:
         name = symbol.decode()
         try:
             getattr(self, name.removeprefix("_"))(args)
-        except BaseException as error:  # ctypes callbacks cannot raise; the host's caller does (see dsl.py)
+        except BaseException as error:  # ctypes callbacks cannot raise; dsl.py raises it in the caller
             self.failure = error
             return _LAUNCH_FAILURE
         return _SUCCESS
@@ -214,7 +214,7 @@ class Runtime:
     cudaStreamSynchronize = cudaStreamWaitEvent = cudaEventDestroy = cudaEventRecord = cudaStreamDestroy
 
     def cudaEventElapsedTime(self, args: Sequence[int]) -> None:
-        ctypes.c_float.from_address(args[0]).value = 1.0  # an emulated kernel has no time of its own
+        ctypes.c_float.from_address(args[0]).value = 1.0  # emulated kernels have no duration
 
 
 def _read_parameters(kernel: Kernel, pointers: int) -> tuple[bytes, ...]:

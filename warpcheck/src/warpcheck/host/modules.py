@@ -27,7 +27,7 @@ _machine_code: dict[str, bytes | Unassembled] = {}  # by digest of the PTX
 
 @dataclass(frozen=True)
 class Kernel:
-    """One entry of a PTX text, with the bytes of each of its parameters."""
+    """Kernel of a PTX text, with the size in bytes of each parameter."""
 
     ptx: str
     entry: str
@@ -35,7 +35,7 @@ class Kernel:
 
 
 def fatbin_size(header: bytes) -> int:
-    """Bytes of a fat binary, from its first 16: magic, version, bytes of the header, bytes of the rest."""
+    """Return the size of a fat binary from its first 16 bytes: magic, version, size of the header, size of the rest."""
     magic, _, header_bytes, rest = struct.unpack_from("<IHHQ", header)
     if magic != _FATBIN_MAGIC:
         raise ValueError(f"not a CUDA fat binary: its magic is {magic:#x}, expected {_FATBIN_MAGIC:#x}")
@@ -43,7 +43,7 @@ def fatbin_size(header: bytes) -> int:
 
 
 def fatbins_in(data: bytes) -> list[bytes]:
-    """Return every fat binary embedded in `data`."""
+    """Return the fat binaries embedded in `data`."""
     magic = struct.pack("<I", _FATBIN_MAGIC)
     found = []
     start = data.find(magic)
@@ -55,7 +55,7 @@ def fatbins_in(data: bytes) -> list[bytes]:
 
 
 def parameter_bytes(ptx: str, entry: str) -> tuple[int, ...]:
-    """Bytes of each parameter of a PTX entry, in order. Raises EmulationError when there is no such entry."""
+    """Return the size in bytes of each parameter of a PTX entry. Raises EmulationError if there is no such entry."""
     match = re.search(rf"\.entry\s+{re.escape(entry)}\s*(?:\((.*?)\))?\s*[.{{]", ptx, re.DOTALL)
     if match is None:
         raise EmulationError(f"the PTX has no entry {entry}, only {', '.join(entries(ptx))}")
@@ -74,9 +74,9 @@ class Modules:
         self._last_handle = 0x1000
 
     def register(self, binary: bytes, ptx: str, code: Unassembled | None = None) -> None:
-        """Remember which PTX a compiled fat binary came from.
+        """Register the PTX from which a fat binary was compiled.
 
-        code: what machine code can be made of, where the binary has none.
+        code: module that assembles to machine code, if the binary has none.
         """
         digest = _digest(binary)
         if digest not in self._ptx:
@@ -85,16 +85,16 @@ class Modules:
         _machine_code[_digest(ptx.encode())] = code or binary
 
     def ptx_of(self, binary: bytes) -> str:
-        """The PTX that a fat binary came from. Raises EmulationError when it was compiled out of sight."""
+        """Return the PTX of a fat binary. Raises EmulationError if its compilation was not emulated."""
         if _digest(binary) not in self._ptx:
             raise EmulationError("a kernel is exported whose PTX the emulator has not seen")
         return self._ptx[_digest(binary)]
 
     def load(self, code: bytes) -> int:
-        """A handle of a new library, from a fat binary or from a cubin inside one.
+        """Return the handle of a new library, from a fat binary or a cubin inside one.
 
         Raises:
-            EmulationError: the binary was compiled where the emulator could not see it.
+            EmulationError: the compilation of the binary was not emulated.
         """
         ptx = self._ptx.get(_digest(code))
         if ptx is None:

@@ -57,9 +57,9 @@ def register_stored(path: Path, modules: Modules) -> None:
 
 @contextlib.contextmanager
 def installed(modules: Modules) -> Iterator[None]:
-    """Inside, tvm-ffi functions are exported with their PTX, and loaded by it.
+    """Let tvm-ffi functions be exported with their PTX, and loaded with it.
 
-    Their host code is not optimised: that takes longer than an emulated chip's calls ever gain from it.
+    Their host code is not optimised, because the optimisation takes longer than emulated calls save by it.
     """
     from cutlass.base_dsl.export.external_binary_module import ExternalBinaryModule
     from cutlass.cutlass_dsl import tvm_ffi_provider

@@ -1,4 +1,4 @@
-"""The driver's cuTensorMapEncodeTiled: checks the caller's arguments and packs a tensor map from them."""
+"""cuTensorMapEncodeTiled of the driver: checks the arguments and encodes a tensor map."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from warpcheck.machine import load_core
 
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """One CUtensorMapDataType. `code` is the element type in the map (tensormap.hpp), `bits` an element's size in
-    global memory; `padded`: sixteen narrow elements, then a gap up to 16 bytes."""
+    """CUtensorMapDataType.
+
+    code: element type in the map (tensormap.hpp). bits: size of an element in global memory. padded: 16 narrow elements
+    are followed by padding up to 16 bytes.
+    """
 
     code: int
     bits: int
@@ -29,7 +32,7 @@ _TYPES = {
     11: _Type(7, 32, floating=True, rounds_to_tf32=True), 12: _Type(8, 32, floating=True, rounds_to_tf32=True),
     13: _Type(11, 4), 14: _Type(12, 4, padded=True), 15: _Type(13, 6, padded=True),
 }  # fmt: skip
-# CUtensorMapSwizzle -> swizzle mode, swizzle atomicity, bytes that a row of the box may have
+# CUtensorMapSwizzle -> swizzle mode, swizzle atomicity, largest row of the box in bytes
 _SWIZZLES = {
     0: (0, 0, None), 1: (1, 0, 32), 2: (2, 0, 64), 3: (3, 0, 128), 4: (3, 1, 128), 5: (3, 2, 128), 6: (3, 3, 128),
     7: (4, 0, 96),
@@ -42,7 +45,7 @@ _MAP_ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class TiledMap:
-    """The arguments of cuTensorMapEncodeTiled, by their names there; strides in bytes, of dimensions 1 and up."""
+    """Arguments of cuTensorMapEncodeTiled, by its names. Strides are in bytes, for dimensions 1 and up."""
 
     tensor_data_type: int
     tensor_rank: int
@@ -56,7 +59,7 @@ class TiledMap:
     oob_fill: int
 
     def check(self) -> None:
-        """The requirements of the driver's documentation. Raises TensorMapRefused naming the argument."""
+        """Check the requirements of the driver's documentation. Raises TensorMapRefused, which names the argument."""
         type_ = _TYPES[self.tensor_data_type]
         alignment = 32 if self.interleave == _INTERLEAVE_32B or type_.padded else 16
         if self.global_address % alignment:
@@ -69,7 +72,9 @@ class TiledMap:
             if stride % alignment or not 0 <= stride < _STRIDE_END:
                 _refuse(f"globalStrides[{i}]", stride, f"a multiple of {alignment} below 2^40")
         self._check_each("boxDim", self.box_dim, 1, _MAX_BOX)
-        first = 0 if self.interleave != _INTERLEAVE_NONE else 1  # the step of dimension 0 is ignored otherwise
+        first = (
+            0 if self.interleave != _INTERLEAVE_NONE else 1
+        )  # otherwise the driver ignores the element stride of dimension 0
         self._check_each("elementStrides", self.element_strides, 1, _MAX_STEP, first)
         self._check_inner_box(type_)
         if self.interleave == _INTERLEAVE_32B and self.swizzle != _SWIZZLE_32B:
@@ -121,7 +126,7 @@ def _refuse(name: str, came: object, expected: str) -> None:
 
 
 def encode_tiled(args: Sequence[int]) -> None:
-    """args: those of cuTensorMapEncodeTiled, pointers as integers. The map is written through the first one.
+    """Encode a tensor map and store it through the first argument. Pointers are integers.
 
     Raises:
         TensorMapRefused: the driver would return CUDA_ERROR_INVALID_VALUE.

@@ -1,7 +1,7 @@
-"""torch.cuda on a machine without CUDA: device="cuda" means host memory, streams and events are empty.
+"""torch.cuda on a machine without CUDA: device="cuda" means host memory; streams and events have no work.
 
-Host code written for a GPU then runs unchanged under `emulate`. Copies stay copies: `.cuda()` and `.cpu()` give
-fresh memory, as they do between two memories. placement.py says which tensors call themselves CUDA's.
+Host code for a GPU runs unchanged under `emulate`. As between two memories, `.cuda()` and `.cpu()` return copies.
+placement.py determines which tensors report a CUDA device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CUDA_VERSION = "13.0"
 
 
 class Stream:
-    """The one stream, in order: a launch has ended when the call returns."""
+    """Stream. All streams are one, and a launch has ended when its call returns."""
 
     cuda_stream = 0
     stream_id = 0
@@ -55,7 +55,7 @@ class Stream:
 
 
 class Event:
-    """A point on the one stream: already reached. Emulated work has no duration."""
+    """Event. It is complete when it is recorded; emulated work has no duration."""
 
     cuda_event = 0
 
@@ -71,7 +71,7 @@ class Event:
 
 
 class _Generator(torch.Generator):
-    """A generator of the host, whatever device was asked for."""
+    """Random generator of the host, for every device."""
 
     def __new__(cls, device: Any = None) -> _Generator:
         return super().__new__(cls)
@@ -83,15 +83,18 @@ def _current(*_args: Any, **_kwargs: Any) -> Iterator[None]:
 
 
 class _HostMemory(TorchFunctionMode):
-    """Redirects every CUDA device argument of a torch function to the CPU, and aligns fresh memory like CUDA's."""
+    """Mode that replaces CUDA device arguments of torch functions by the CPU, and aligns new memory as CUDA does."""
 
     def __init__(self, placement: Placement | None) -> None:
         super().__init__()
         self.placement = placement
 
     def again(self) -> contextlib.AbstractContextManager[Any]:
-        """For Python code that torch calls: torch takes a mode away while a function runs that the mode has seen, and
-        with it from backward passes and from the kernels of operators."""
+        """Return a context that enables the mode in Python code that torch calls.
+
+        torch disables a mode while a function runs that the mode has intercepted. The mode would be missing in backward
+        passes and in kernels of operators.
+        """
         seen = any(other is self for other in _get_current_function_mode_stack())
         return contextlib.nullcontext() if seen else self
 
@@ -111,7 +114,7 @@ class _HostMemory(TorchFunctionMode):
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
             return _aligned(args[0].clone(), args) if crosses else args[0]
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:  # the number of a GPU
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:  # number of a GPU
             args = (args[0], torch.device("cpu"), *args[2:])
         if _is_cuda(kwargs.get("device")) or type(kwargs.get("device")) is int:
             kwargs["device"] = torch.device("cpu")
@@ -122,7 +125,7 @@ class _HostMemory(TorchFunctionMode):
         return _aligned(result, args) if type(result) is torch.Tensor else result
 
     def _crosses(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        """Does `func` move a tensor from one of the two memories to the other?"""
+        """Return whether `func` moves a tensor between host and GPU memory."""
         if func not in (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu):
             return False
         if self.placement is None:
@@ -133,8 +136,10 @@ class _HostMemory(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _seen_in_called_python(mode: _HostMemory) -> Iterator[None]:
-    """Inside, `mode` also sees what backward functions and operators' kernels call, if the operators are registered
-    inside: those of packages that are imported there."""
+    """Enable `mode` in backward functions, and in kernels of operators that are registered inside this context.
+
+    The latter are the operators of packages that are imported inside.
+    """
     run_backward = torch.autograd.graph._engine_run_backward
     impl = torch.library.Library.impl
 
@@ -160,7 +165,9 @@ def _seen_in_called_python(mode: _HostMemory) -> Iterator[None]:
         _modes.pop()
 
 
-_modes: list[_HostMemory] = []  # of the innermost `installed`; operators outlive the context they were registered in
+_modes: list[
+    _HostMemory
+] = []  # of nested `installed`; the last is current. Operators outlive the context in which they were registered
 
 
 def _with_current_mode(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,11 +180,11 @@ def _with_current_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
-    """`result`, moved to a new 512-byte aligned storage if it has fresh memory that is not aligned so.
+    """Return `result`, moved to 512-byte aligned storage if its memory is new and not aligned.
 
-    Views and results of in-place functions share memory with an argument and stay where they are.
+    Views and results of in-place functions share memory with an argument, and are not moved.
     """
-    if torch._C._functorch.is_functorch_wrapped_tensor(result):  # inside vmap: its memory is not one tensor's
+    if torch._C._functorch.is_functorch_wrapped_tensor(result):  # inside vmap: a wrapper of other tensors
         return result
     if result.grad_fn is not None or real_device(result).type != "cpu" or result.layout is not torch.strided:
         return result
@@ -192,17 +199,21 @@ def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
     copy.copy_(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,)))
     moved = torch.empty(0, dtype=result.dtype)
     moved.set_(copy.untyped_storage(), result.storage_offset(), result.size(), result.stride())
-    return moved.requires_grad_() if result.requires_grad else moved  # inside of transforms nobody may ask
+    return (
+        moved.requires_grad_() if result.requires_grad else moved
+    )  # inside transforms requires_grad_() may not be called
 
 
 def _poisoned(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`function`, one of torch's that return memory of no defined content, with poison in that memory: what a kernel
-    forgets to write then shows as NaN, whatever lay there before."""
+    """Wrap a function that returns uninitialized memory, so that the memory is filled with poison.
+
+    Elements that a kernel fails to write are then NaN, instead of old contents.
+    """
 
     @functools.wraps(function)
     def fresh(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensor = function(*args, **kwargs)
-        # Fake tensors have no memory, and a bool has no third value.
+        # Fake tensors have no memory, and bool has no value for poison.
         if type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.dtype is not torch.bool:
             base = _base(tensor)
             if base and real_device(tensor).type == "cpu":
@@ -217,6 +228,7 @@ _FRESH_LIKE_TENSOR = ("new_empty", "new_empty_strided")
 
 
 def _base(tensor: torch.Tensor) -> int | None:
+    """Address of a tensor's storage; None if it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a fake or sparse tensor
@@ -230,7 +242,7 @@ def _is_cuda(device: Any) -> bool:
 
 
 class Graph:
-    """Recorded stream work; `replay` does it."""
+    """CUDA graph: recorded work of a stream, which `replay` executes."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self.work: list[Callable[[], object]] = []
@@ -245,9 +257,9 @@ class Graph:
 
 @contextlib.contextmanager
 def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[None]:
-    """Inside, torch.cuda reports one device, the emulated chip, whose memory is the host's.
+    """Let torch.cuda report one device, the emulated chip, with host memory.
 
-    tells_devices_apart: `tensor.device` is "cuda:0" for what would lie on a GPU, see placement.py.
+    tells_devices_apart: `tensor.device` is "cuda:0" for tensors that would be on a GPU; see placement.py.
     """
     facts, sms = runtime.facts, runtime.sms
 
@@ -351,7 +363,7 @@ def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[N
         replaced(torch.cuda.nvtx, **nvtx),
         replaced(torch.accelerator, **accelerator),
         replaced(torch._C, **raw),
-        replaced(torch._C._dynamo.guards, _empty_strided_cuda=empty_strided_cuda),  # of code that Inductor made
+        replaced(torch._C._dynamo.guards, _empty_strided_cuda=empty_strided_cuda),  # for code generated by Inductor
         replaced(torch.version, cuda=torch.version.cuda or _CUDA_VERSION),
         replaced(torch, Generator=_Generator, **{name: _poisoned(getattr(torch, name)) for name in _FRESH}),
         replaced(

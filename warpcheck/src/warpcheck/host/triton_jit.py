@@ -24,8 +24,8 @@ _DRIVER = "triton.runtime.driver"
 _KEY = "warpcheck: ends with the PTX"
 _WARP = 32
 _TF32 = 11  # CUtensorMapDataType
-_TO_HOST = {8: 10, 9: 8, 10: 9}  # numbers of element types that devices and the host's CUtensorMapDataType swap
-_THREADS = 1024  # of a block, at most
+_TO_HOST = {8: 10, 9: 8, 10: 9}  # element types whose numbers differ between device code and CUtensorMapDataType
+_THREADS = 1024  # maximum of a block
 
 
 @contextlib.contextmanager
@@ -134,7 +134,7 @@ class EmulatedDriver:
         return torch.cuda
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        """Emulated kernels have no time: an autotuner takes its first configuration."""
+        """Return a benchmarker that reports equal times, so that autotuners take the first configuration."""
         return lambda call, *, quantiles=None, **_: [1.0] * len(quantiles or (1,))
 
     def get_empty_cache_for_benchmark(self) -> Any:
@@ -173,7 +173,7 @@ class _Utils:
         }
 
     def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[Any, Any, int, int, int]:
-        """Module, function, registers, spills, threads."""
+        """Return module, function, registers, spills and threads."""
         function = (code.decode(), name)
         return function, function, 0, 0, _THREADS
 

@@ -1,7 +1,7 @@
-"""The machine: PTX text and memory in, results, a report or an error out.
+"""Emulated machine: it runs PTX on host memory, and returns a report or raises an error.
 
-`ptx` reads the text, `lowering` turns it into the flat table that `core` (C++) runs; `Machine` joins them. It knows no
-driver and no Python package of a vendor.
+`ptx` parses the text, `lowering` converts it to the instruction table that `core` (C++) executes, and `Machine` runs
+launches. This package depends on no driver and on no vendor's Python package.
 """
 
 from warpcheck.machine.machine import Allocation, Launch, LaunchReport, Machine, kernel_of, load_core, three

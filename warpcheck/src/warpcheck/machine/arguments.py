@@ -1,4 +1,4 @@
-"""Arguments of a raw launch: arrays, numbers and bytes as a PTX entry's parameters take them."""
+"""Arguments of a raw launch: conversion of arrays, numbers and bytes to the parameters of a PTX entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
 
 def packed(params: Sequence[Param], args: Sequence[Any]) -> tuple[tuple[bytes, ...], list[Allocation]]:
-    """The bytes of each parameter, and the memory behind those that are pointers."""
+    """Return the bytes of each parameter, and the memory to which pointers refer."""
     if len(args) != len(params):
         names = ", ".join(f"{param.name} (.{param.type})" for param in params)
         raise TypeError(f"{len(args)} arguments, expected {len(params)}: {names}")
@@ -37,7 +37,7 @@ def packed(params: Sequence[Param], args: Sequence[Any]) -> tuple[tuple[bytes, .
 
 
 def _memory(arg: Any, name: str) -> tuple[int, Allocation] | None:
-    """Address and allocation of an array; None for what is no array."""
+    """Return address and allocation of an array; None if the argument is no array."""
     if isinstance(arg, np.ndarray):
         base: Any = arg
         while isinstance(base.base, np.ndarray):
@@ -86,9 +86,9 @@ _NUMBER = re.compile(r"(?:(\w+)=)?([-+\w.]+)")
 
 
 def written(text: str, rng: np.random.Generator) -> np.ndarray | np.generic | int | float:
-    """An argument as a command line has it: "f32[64x64]" (random numbers), "i32[256]=zeros", "x.npy", "7", "f32=0.5".
+    """Parse an argument of the command line: "f32[64x64]" (random), "i32[256]=zeros", "x.npy", "7", "f32=0.5".
 
-    Raises ValueError with what was expected.
+    Raises ValueError, which names the expected forms.
     """
     if text.endswith(".npy"):
         return np.load(text)
@@ -112,7 +112,7 @@ def _filled(type_: str, shape: tuple[int, ...], fill: str, rng: np.random.Genera
     if fill not in _FILLS:
         raise ValueError(f"{fill!r}: expected a fill of {', '.join(_FILLS)}")
     dtype = np.dtype(_DTYPES[type_])
-    if type_ == "bf16":  # NumPy has no such type: the upper half of a float32
+    if type_ == "bf16":  # NumPy has no bf16: take the upper half of a float32
         wide = _filled("f32", shape, fill, rng).view(np.uint32)
         return (wide >> 16).astype(np.uint16)
     if fill == "arange":

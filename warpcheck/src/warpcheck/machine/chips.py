@@ -1,16 +1,16 @@
-"""The chips that the machine models, by the name of their target."""
+"""Properties of the modelled chips, by the names of their targets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-RESERVED_SHARED = 1024  # bytes that the system keeps of every block's shared memory
+RESERVED_SHARED = 1024  # bytes of every block's shared memory that the system reserves
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ChipFacts:
-    """What a compute capability is, and the GPU that stands for it where GPUs of one capability differ.
+    """Properties of a compute capability. Where GPUs of one capability differ, those of `gpu`.
 
     From the CUDA C++ Programming Guide (technical specifications per compute capability) and NVIDIA's data sheets.
 
@@ -35,7 +35,7 @@ class ChipFacts:
 
     @property
     def smem_per_block(self) -> int:
-        """Bytes that one block may use."""
+        """Bytes of shared memory that a block may use."""
         return self.smem_per_sm - RESERVED_SHARED
 
 
@@ -51,7 +51,7 @@ CHIPS = {facts.target: facts for facts in _TABLE}
 
 
 def chip_facts(chip: str) -> ChipFacts:
-    """The record of `chip`. Raises ValueError naming the modelled chips."""
+    """Return the properties of `chip`. Raises ValueError, which names the modelled chips."""
     if chip not in CHIPS:
         raise ValueError(f"chip is {chip!r}, expected one of {', '.join(CHIPS)}")
     return CHIPS[chip]

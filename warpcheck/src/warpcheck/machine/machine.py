@@ -1,4 +1,4 @@
-"""One emulated chip: give it PTX and memory, get results, a report, or an error by name and location."""
+"""Emulated chip: runs PTX on host memory; returns a report, or raises an error with its location."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from warpcheck.machine.record import Record, RecordedLaunch
 
 @dataclass(frozen=True)
 class Allocation:
-    """A range of host memory that kernels may touch as global memory."""
+    """Range of host memory that kernels may access as global memory."""
 
     base: int
     nbytes: int
@@ -31,14 +31,14 @@ class Allocation:
 
 
 def three(extents: Sequence[int]) -> tuple[int, int, int]:
-    """Extents of a grid, CTA or cluster, of which the last ones may be left out."""
+    """Complete the extents of a grid, CTA or cluster with ones."""
     x, y, z = (*extents, 1, 1)[:3]
     return x, y, z
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch as the host code asked for it; `params` holds each parameter's bytes."""
+    """Kernel launch as requested by host code. `params` holds the bytes of each parameter."""
 
     ptx: str
     entry: str
@@ -53,18 +53,18 @@ class Launch:
 
 @dataclass
 class LaunchReport:
-    """What one launch did.
+    """Report of a launch.
 
     instructions: opcode text (without operands) -> warp-instructions executed.
     by_warp: warp index within its CTA -> opcode -> warp-instructions.
     bytes: path ("global_load", "global_store", "shared_load", "shared_store", "tma_load", "tma_store", ...) -> bytes.
     mma_flops: 2 * M * N * K summed over all matrix instructions.
-    waits: location of a blocking instruction -> times that a warp had to park there.
+    waits: location of a blocking instruction -> number of times that a warp waited there.
     lines: line of the PTX text -> warp-instructions.
     roles: warp index within its CTA -> name, as given to the launch.
-    findings: what was noted instead of raised (`on_finding="collect"`), by pair of instructions.
-    record: with `timing=True`, what a clock needs to know: see `record`.
-    differs: further orders in which the launch was run from the same memory and left other bytes.
+    findings: recorded instead of raised (`on_finding="collect"`), by pair of instructions.
+    record: with `timing=True`, the input of the clock model; see `record`.
+    differs: further orders in which the launch, from the same initial memory, left other bytes.
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
 
@@ -92,7 +92,7 @@ class LaunchReport:
 
 
 class Machine:
-    """A chip that runs launches in one order of events.
+    """Emulated chip that runs launches in one order of events.
 
     chip: "sm_80", "sm_90a", "sm_100a", ...: `chips.CHIPS` has its resources.
     options: see `EmulationOptions`; `seeds` is for `warpcheck.Emulated`, which has a machine for each order.
@@ -102,10 +102,10 @@ class Machine:
         self.chip = chip
         self.facts = chip_facts(chip)
         self.options = options or EmulationOptions()
-        self._before: Any = None  # memory that the last grid touched, if the next grid may start before it ends
+        self._before: Any = None  # memory that the last grid accessed, if the next grid may start before it ends
 
     def in_order(self, order: Order) -> Machine:
-        """The same chip with another seed and schedule, untimed."""
+        """Return the same chip with another seed and schedule, without timing."""
         return Machine(self.chip, replace(self.options, seed=order[0], schedule=order[1], timing=False))
 
     def launch(
@@ -167,7 +167,7 @@ class Machine:
         return report
 
     def _config(self, core, grid, block, cluster, smem_bytes) -> dict[str, Any]:
-        """The fields of `Config` in core/engine.hpp."""
+        """Return the fields of `Config` in core/engine.hpp."""
         facts, options, checks = self.facts, self.options, self.options.checks
         return {
             "grid": tuple(grid), "block": tuple(block), "cluster": tuple(cluster),
@@ -187,7 +187,7 @@ class Machine:
 
 
 def load_core():
-    """The compiled core, or a clear error where it could not be built."""
+    """Import the compiled core. Raises an error that says how to build it."""
     try:
         from warpcheck.machine import _core  # type: ignore[attr-defined]
     except ImportError as error:
@@ -199,7 +199,7 @@ def load_core():
 
 
 def _check_directives(kernel: Kernel, block: tuple[int, ...], cluster: tuple[int, ...]) -> None:
-    """What a launch must keep of the entry's own words (ISA 11.4 and 11.7). Raises LaunchRefused."""
+    """Check a launch against the directives of the kernel (ISA 11.4 and 11.7). Raises LaunchRefused."""
 
     def declared(name: str) -> tuple[int, ...] | None:
         extents = kernel.directives.get(name)
@@ -225,7 +225,7 @@ def _param_block(kernel: Kernel, params: Sequence[bytes]) -> bytes:
 
 
 class _Loaded:
-    """One entry, lowered and ready to run."""
+    """Lowered kernel with its program in the core."""
 
     def __init__(self, module: Module, kernel: Kernel, roles: dict[int, str], barriers: dict[int, str]) -> None:
         core = load_core()
@@ -298,18 +298,18 @@ class _Loaded:
 
 
 def _summed(keys: Sequence[Any], counts: Sequence[int]) -> dict[Any, int]:
-    """The counts of each key, without those that are 0."""
+    """Sum the counts of each key, and leave out sums of 0."""
     sums: dict[Any, int] = {}
     for key, n in zip(compress(keys, counts), filter(None, counts)):
         sums[key] = sums.get(key, 0) + n
     return sums
 
 
-_parsed = lru_cache(maxsize=16)(parse)  # a text's kernels are launched one after the other
+_parsed = lru_cache(maxsize=16)(parse)  # kernels of one text are often launched in sequence
 
 
 def kernel_of(ptx: str, entry: str) -> Kernel:
-    """The parsed entry: its parameters and directives. Raises PtxSyntaxError, UnknownInstruction, ValueError."""
+    """Return the parsed entry. Raises PtxSyntaxError, UnknownInstruction, ValueError."""
     return _load(ptx, entry).kernel
 
 

@@ -13,7 +13,7 @@ ON_FINDING = ("raise", "collect")
 
 
 def interleavings(seed: int, count: int, schedule: str | None = None) -> list[Order]:
-    """`count` orders from `seed` on, each with the next schedule, or all with the given one."""
+    """Return `count` orders from `seed` on, each with the next schedule, or all with the given one."""
     return [(s, schedule or SCHEDULES[s % len(SCHEDULES)]) for s in range(seed, seed + count)]
 
 

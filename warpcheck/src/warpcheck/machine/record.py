@@ -42,8 +42,11 @@ class RecordedLaunch:
 
 @dataclass(frozen=True)
 class WarpRecord:
-    """One warp. runs: (n, 2) first row of the core's table and count of consecutive ones, in the order of execution.
-    events: (m, 8) place among the executed rows, kind (`KINDS`), and up to six values (`EVENTS`)."""
+    """Record of a warp.
+
+    runs: (n, 2) first row of the core's table and number of consecutive rows, in the order of execution. events: (m, 8)
+    index among the executed rows, kind (`KINDS`), and up to six values (`EVENTS`).
+    """
 
     cta: int
     warp: int
@@ -55,7 +58,7 @@ class WarpRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """One launch. instructions: by row of the core's table, the index of the PTX instruction it comes from."""
+    """Record of a launch. instructions: index of the PTX instruction for each row of the core's table."""
 
     launch: RecordedLaunch
     kernel: Kernel
@@ -66,7 +69,7 @@ class Record:
     @classmethod
     def of(cls, launch: RecordedLaunch, kernel: Kernel, sources: Sequence[int], raw: Sequence[tuple],
            roles: Mapping[int, str]) -> Record:  # fmt: skip
-        """From what the core hands over."""
+        """Return the record from the data of the core."""
         warps = tuple(
             WarpRecord(
                 cta, warp, sm, executed,

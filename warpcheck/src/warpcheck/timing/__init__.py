@@ -1,1 +1,1 @@
-"""Time of emulated kernels: what a chip would take for what the machine ran."""
+"""Predicted time of emulated kernels: a clock model of chips for recorded launches."""

@@ -1,10 +1,10 @@
-"""Numbers of the chips that the clock knows: one table a chip, each number with where it comes from.
+"""Parameters of the clock model for each chip, with the source of each number.
 
-Cycles are of the SM's clock, bytes are per cycle and per SM. Issue cost, occupancy of pipes and latency of ordinary
-instructions are in the issue model; this table has the units behind them.
+Times are in cycles of the SM's clock, rates in bytes per cycle and SM. The issue model holds the cost of ordinary
+instructions; these tables hold the units behind them: barriers, tensor cores, memories and copies.
 
-sure: A raw measurements of the chip, or several that agree; B one credible measurement or the vendor's statement; C a
-guess bounded by its neighbours. open: nobody has published it, it was fitted; docs/timing.md says on what.
+sure: A raw measurements of the chip, or several that agree; B one credible measurement or a statement of the vendor; C
+an estimate between known bounds. open: unpublished, so it was fitted; docs/timing.md names the data.
 
 Sources, as the table names them:
     SemiAnalysis: github SemiAnalysisAI/microbench-blackwell (B200, 1965 MHz)
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 
 class Number(NamedTuple):
-    """One number of a chip."""
+    """Parameter of a chip. See the head of the module for `sure` and `open`."""
 
     value: float
     sure: str
@@ -49,14 +49,17 @@ def _fit(value: float, source: str) -> Number:
 
 
 def _absent(unit: str, *names: str, value: float = 0) -> dict[str, Number]:
-    """Numbers of a unit that the chip does not have."""
+    """Return the numbers of a unit that the chip does not have."""
     return dict.fromkeys(names, _C(value, f"no {unit} on this chip"))
 
 
 @dataclass(frozen=True)
 class ChipTable:
-    """clock: GHz at which cycles become time when nobody says otherwise, and where that was seen; clock_backward: of
-    backwards, if another. sms: of the chip. numbers: by the names of `_replay.CHIP_NUMBERS`."""
+    """Parameters of a chip.
+
+    sms: number of SMs. clock: GHz, the default for converting cycles to time. clock_backward: the same for backward
+    passes, if it differs. numbers: by the names of `_replay.CHIP_NUMBERS`.
+    """
 
     chip: str
     gpu: str
@@ -66,14 +69,14 @@ class ChipTable:
     clock_backward: Number | None = None
 
     def clock_of(self, direction: str) -> float:
-        """direction: "fwd" or "bwd"."""
+        """Return the clock in GHz. direction: "fwd" or "bwd"."""
         return (self.clock_backward if direction == "bwd" and self.clock_backward else self.clock).value
 
     def values(self) -> dict[str, float]:
         return {name: number.value for name, number in self.numbers.items()}
 
     def but(self, **values: float) -> ChipTable:
-        """The same chip with other values.
+        """Return the table with other values.
 
         Raises:
             ValueError: the table has no such number.
@@ -180,10 +183,10 @@ TABLES = {table.chip: table for table in (_B200, _H100)}
 
 
 def chip_table(chip: str) -> ChipTable:
-    """The numbers of a chip.
+    """Return the table of a chip.
 
     Raises:
-        ValueError: nobody has gathered them.
+        ValueError: there is none.
     """
     if chip not in TABLES:
         raise ValueError(f"chip is {chip!r}, expected one of {', '.join(TABLES)}: the clock has numbers of no other")

@@ -1,4 +1,4 @@
-"""Issue model of a recorded launch: from its machine code if ptxas and nvdisasm are installed, else a guess."""
+"""Issue model of a recorded launch: from its machine code if ptxas and nvdisasm are installed, else an estimate."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _issues: dict[tuple[str, str, bool], Issue] = {}
 
 @functools.cache
 def assembler() -> str | None:
-    """Path of ptxas: from PyPI's nvidia-cuda-nvcc, or on the search path. None where it is not installed."""
+    """Return the path of ptxas from PyPI's nvidia-cuda-nvcc or the search path; None if it is not installed."""
     return program("ptxas") or shutil.which("ptxas")
 
 
 @functools.lru_cache(maxsize=32)
 def cubin(ptx: str, chip: str) -> bytes:
-    """Machine code of a PTX text, with the lines that `sass.issue_model` ties it by.
+    """Return the cubin of a PTX text, with the line information that `sass.issue_model` needs.
 
     Raises:
-        FileNotFoundError: there is no assembler.
-        RuntimeError: the assembler refuses the text.
+        FileNotFoundError: ptxas is not installed.
+        RuntimeError: ptxas refuses the text.
     """
     ptxas = assembler()
     if ptxas is None:
@@ -40,7 +40,7 @@ def cubin(ptx: str, chip: str) -> bytes:
         source.write_text(ptx)
         done = subprocess.run(command, capture_output=True, text=True)
         if newest := re.search(r"Unsupported \.version [\d.]+; current version is '([\d.]+)'", done.stderr):
-            # A newer version than the assembler's: it accepts the text if all its instructions are older.
+            # ptxas is older than the text. It accepts its own version number if it knows all instructions.
             source.write_text(re.sub(r"^(\s*\.version\s+)[\d.]+", rf"\g<1>{newest[1]}", ptx, count=1, flags=re.M))
             done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -49,7 +49,7 @@ def cubin(ptx: str, chip: str) -> bytes:
 
 
 def issue_of(record: Record, *, guess: bool = False) -> Issue:
-    """Return the issue model of a recorded launch. guess: from PTX, even if machine code is available."""
+    """Return the issue model of a recorded launch. guess: estimate it from PTX, even if machine code is available."""
     launch = record.launch
     key = (launch.ptx, launch.entry, guess)
     if key not in _issues:
@@ -65,7 +65,7 @@ def _best(record: Record) -> Issue:
 
 
 def issue_with(record: Record, binary: bytes) -> Issue:
-    """Return the issue model of this machine code."""
+    """Return the issue model of a recorded launch from its machine code."""
     from warpcheck.timing.sass import issue_model
     from warpcheck.timing.sass.code import registers
 

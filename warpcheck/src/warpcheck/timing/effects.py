@@ -11,7 +11,7 @@ from warpcheck.machine.ptx import Imm, Instruction, Kernel, Special, Vector
 
 
 class Action(IntEnum):
-    """As in core/replay.hpp."""
+    """Effects, with the numbers of core/replay.hpp."""
 
     NONE = 0
     TMEM_LOAD = 1
@@ -37,13 +37,19 @@ class Action(IntEnum):
 
 
 Effect = tuple[int, int, int]  # action and its two values
-IN_SHARED, ENDS_GROUP = 1, 2  # flags of wgmma: where A is; the last of its group
+IN_SHARED, ENDS_GROUP = 1, 2  # flags of wgmma: A is in shared memory; last product of its group
 _NOTHING: Effect = (Action.NONE, 0, 0)
-_REGISTERS = {"16x64b": 1, "16x128b": 2, "16x256b": 4, "32x32b": 1, "16x32bx2": 1}  # of a repetition
+_REGISTERS = {
+    "16x64b": 1,
+    "16x128b": 2,
+    "16x256b": 4,
+    "32x32b": 1,
+    "16x32bx2": 1,
+}  # 32-bit registers per thread and repetition
 
 
 def effects(kernel: Kernel) -> list[Effect]:
-    """The effect of each instruction of a kernel.
+    """Return the effect of each instruction of a kernel.
 
     The end of a wgmma group is a flag of its last product: the machine code has no instruction for it.
     """

@@ -1,6 +1,6 @@
-"""Issue slots of warps, as the arrays that the replay reads: from machine code if available, else guessed from PTX.
+"""Issue slots of warps, as arrays for the replay: from machine code if available, else an estimate from PTX.
 
-The guess (`from_ptx`) gives each PTX instruction one slot with the costs of a table of opcodes, without register
+The estimate (`from_ptx`) gives each PTX instruction one slot with the costs of a table of opcodes, without register
 names, in the order of the text. It does not model what the assembler merges, moves or spills.
 """
 
@@ -24,8 +24,12 @@ _SCOREBOARDS = 60
 
 @dataclass(frozen=True)
 class Issue:
-    """pipes: names by number. slots (s, 14), instructions (i, 3), blocks (b, 4): see core/replay.hpp. The last slot
-    stands for what nothing is tied to. source: "machine code" or "PTX". registers: of a thread, 0 for unknown."""
+    """Issue model of a kernel, as arrays.
+
+    pipes: names by number. slots (s, 14), instructions (i, 3), blocks (b, 4): see core/replay.hpp. The last slot is for
+    instructions and events without a slot of their own. source: "machine code" or "PTX". registers: of a thread; 0 if
+    unknown.
+    """
 
     pipes: tuple[str, ...]
     slots: np.ndarray
@@ -37,11 +41,13 @@ class Issue:
 
 @dataclass(frozen=True)
 class _Cost:
+    """Estimated cost of a PTX instruction, in clocks."""
+
     pipe: str
     occupancy: int
     stall: int = 1
     latency: int = 4
-    waits: bool = False  # its result comes at a time that its readers wait for
+    waits: bool = False  # readers of its result wait for a scoreboard
 
 
 _FREE = frozenset({"mov", "cvta", "ld.param", "griddepcontrol", "pragma", "createpolicy"})
@@ -87,13 +93,13 @@ def _cost(instruction: Instruction) -> _Cost | None:
 
 
 def from_ptx(kernel: Kernel) -> Issue:
-    """A guess at the issue model of a kernel whose machine code is not at hand."""
+    """Estimate the issue model of a kernel without its machine code."""
     code = kernel.instructions
     heads = {0, *kernel.labels.values()} | {
         i + 1 for i, ins in enumerate(code) if ins.parts[0] in ("bra", "brx", "ret", "exit")
     }
     pipes = ("none", "fma", "alu", "xu", "lsu", "tma", "sync", "tensor", "tmem", "branch")
-    boards: dict[int, int] = defaultdict(int)  # register -> scoreboards of what writes it
+    boards: dict[int, int] = defaultdict(int)  # register -> scoreboards of the instructions that write it
     written = 0
     for ins in code:
         cost = _cost(ins)
@@ -124,7 +130,7 @@ def from_ptx(kernel: Kernel) -> Issue:
     return _issue(pipes, slots, kernel, blocks, "PTX")
 
 
-# Opcodes that do what the PTX instruction they are tied to does; others compute what these need.
+# Opcodes that perform the effect of their PTX instruction. Other opcodes compute operands for these.
 _CARRIERS = frozenset("""
     BAR SYNCS STS STG ST STL STSM STAS LDS LDG LD LDSM RED REDG ATOM ATOMS ATOMG LDGSTS LDGDEPBAR HGMMA HMMA LDTM STTM
     UTCHMMA UTCQMMA UTCIMMA UTCOMMA UTCMXQMMA UTCBAR UTMALDG UTMASTG UTMAREDG UTMACMDFLUSH UBLKCP UBLKRED UCGABAR_ARV
@@ -133,7 +139,7 @@ _CARRIERS = frozenset("""
 
 
 def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
-    """The issue model that was read from a kernel's machine code."""
+    """Convert an issue model that was read from machine code."""
     pipes = ["none"]
     slots: list[tuple[int, ...]] = []
     blocks: list[tuple[int, ...]] = []
@@ -169,8 +175,8 @@ def _does(slot: MachineSlot) -> bool:
     return slot.ptx is not None and slot.opcode.partition(".")[0] in _CARRIERS
 
 
-_ORDERED = frozenset({"fma", "alu", "tensor"})  # pipes whose instructions have their operands when they are issued
-_SHARED = frozenset({"lsu"})  # of the whole SM: the replay's units have them
+_ORDERED = frozenset({"fma", "alu", "tensor"})  # pipes whose instructions need the register ports at their issue
+_SHARED = frozenset({"lsu"})  # pipes of the whole SM, whose occupancy the units of the replay model
 
 
 def _issue(pipes: tuple[str, ...], slots: list, kernel: Kernel, blocks: list, source: str) -> Issue:
@@ -182,7 +188,7 @@ def _issue(pipes: tuple[str, ...], slots: list, kernel: Kernel, blocks: list, so
 
 
 def _registers(instruction: Instruction, results: bool) -> set[int]:
-    """Registers that an instruction writes, or reads."""
+    """Return the registers that an instruction writes (`results`) or reads."""
     found: set[int] = set()
     operands = instruction.operands
     stores = instruction.parts[0] in ("st", "red", "bra", "bar", "barrier", "fence", "stmatrix", "cp", "prefetch") or (

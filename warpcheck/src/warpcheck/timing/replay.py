@@ -1,4 +1,4 @@
-"""Record and chip in, times out: the interface of the compiled replay."""
+"""Replay of a recorded launch on the clock model of a chip: the Python interface of the compiled replay."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PARTITIONS = 4
 
 @dataclass(frozen=True)
 class Times:
-    """What one launch would take on the SMs that it was recorded on. All times in cycles.
+    """Predicted times of a launch on the SMs that it was recorded on. All times are in cycles.
 
-    ends: CTA -> (start, end). busy: unit -> cycles that it worked, over all SMs. pipes: pipe -> cycles, over all
-    schedulers. products: (n, 3) start, end and FLOPs. waited: (warp, PTX instruction) -> cycles. clocks: (n, 3)
-    CTA, warp and time of each reading of an SM's clock. untied: events, and instructions, that no slot of the issue
-    model carries, which were given one slot each; and events that were left out because the slot that carries them was
-    never passed.
+    ends: CTA -> (start, end). busy: unit -> busy cycles, summed over the SMs. pipes: pipe -> busy cycles, summed over
+    the schedulers. products: (n, 3) start, end and FLOPs. waited: (warp, PTX instruction) -> cycles. clocks: (n, 3)
+    CTA, warp and time of each reading of an SM's clock. untied: numbers of events, and of instructions, without a slot
+    in the issue model (each got a slot of its own); and of events that were dropped because their slot was not
+    executed.
     """
 
     record: Record
@@ -57,7 +57,7 @@ class Times:
 
     @property
     def global_bytes(self) -> int:
-        """That its threads and copies move between multiprocessors and global memory."""
+        """Bytes that threads and copies move between multiprocessors and global memory."""
         moved = 0
         for warp in self.record.warps:
             kinds, values = warp.events[:, 1], warp.events[:, 2:]
@@ -66,7 +66,7 @@ class Times:
         return moved
 
     def shares(self) -> dict[str, float]:
-        """Unit -> share of the time that it worked, the busiest first."""
+        """Return the utilization of each unit, the busiest unit first."""
         ports = {"tmem load": _PARTITIONS, "tmem store": _PARTITIONS}
         whole = {name: value / self.sms / ports.get(name, 1) for name, value in self.busy.items()}
         whole |= {f"{name} pipe": value / (self.sms * _PARTITIONS) for name, value in self.pipes.items() if value}
@@ -74,7 +74,7 @@ class Times:
         return {name: value / self.cycles for name, value in sorted(whole.items(), key=lambda item: -item[1])}
 
     def waits(self, most: int = 12) -> list[tuple[str, str, float]]:
-        """Role, place and cycles of the longest waits, summed over the role's warps."""
+        """Return role, location and cycles of the longest waits, summed over the warps of a role."""
         code, roles = self.record.kernel.instructions, self.record.roles
         summed: dict[tuple[str, str], float] = defaultdict(float)
         for (warp, instruction), cycles in self.waited.items():
@@ -93,15 +93,16 @@ def replay(
     cold: bool = False,
     ranges: Sequence[tuple[int, int, float, bool]] = (),
 ) -> Times:
-    """Give a recorded launch its schedule on the SMs it was recorded on.
+    """Predict the times of a recorded launch on the SMs that it was recorded on.
 
-    issue: what warps issue [default: `issue_of` the record]. chip: [default: the table of the record's chip]. cold: the
-    first touch of an address comes from DRAM; on few SMs nearly all are first touches, on a whole chip few. ranges:
-    addresses of which more is known: begin, end, how many SMs of the whole chip read the same at about the same time,
-    and whether the first touch comes from DRAM. All SMs read what is in none.
+    issue: issue model [default: `issue_of` the record]. chip: [default: the table of the record's chip]. cold: the
+    first access to an address comes from DRAM; with few SMs nearly all accesses are first ones, on a whole chip few
+    are. ranges: global addresses with known use: begin, end, number of SMs of the whole chip that read the same
+    addresses at about the same time, and whether the first access comes from DRAM. Other addresses count as read by all
+    SMs: the link from a GPC to L2 does not limit them.
 
     Raises:
-        RuntimeError: the replay got stuck, which means that model and record do not fit each other.
+        RuntimeError: the replay deadlocked, because issue model and record contradict each other.
         ValueError: the record has no CTA.
     """
     if not record.warps:
@@ -132,7 +133,7 @@ def replay(
 
 
 def _rows(array: Any) -> np.ndarray:
-    """As the core reads it."""
+    """Return a contiguous array of int64, as the core reads it."""
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
@@ -141,7 +142,7 @@ def _waited(raw: Mapping[str, float]) -> dict[tuple[int, int], float]:
 
 
 def _places(record: Record, registers: int) -> Iterable[tuple[int, ...]]:
-    """CTA, SM, cluster, rank, the CTA it comes after on its SM (-1: none), threads; in the order of their start."""
+    """Return CTA, SM, cluster, rank, preceding CTA on its SM (-1: none) and threads, in the order of the starts."""
     size = int(np.prod(record.launch.cluster))
     threads = int(np.prod(record.launch.block))
     extent = record.launch.grid
@@ -162,11 +163,11 @@ def _places(record: Record, registers: int) -> Iterable[tuple[int, ...]]:
         yield cta, sm, cluster, rank, after, threads
 
 
-_REGISTERS, _REGISTER_STEP = 65536, 8  # of an SM; those of a thread come in steps
+_REGISTERS, _REGISTER_STEP = 65536, 8  # registers of an SM, and the granularity of a thread's
 
 
 def resident_ctas(record: Record, registers: int) -> int:
-    """CTAs that an SM holds at a time, by shared memory, threads, and registers of a thread (0: not known)."""
+    """Return the CTAs that an SM holds, limited by shared memory, threads, and registers of a thread (0: unknown)."""
     from warpcheck.machine.chips import RESERVED_SHARED, chip_facts
 
     facts = chip_facts(record.launch.chip)

@@ -13,7 +13,7 @@ _SHOWN = 8  # units and waits listed per launch
 
 @dataclass(frozen=True)
 class Timing:
-    """Printable; the numbers are in `launches`. Predicted, not measured: docs/timing.md says how far to trust it."""
+    """Predicted times; `str` formats them, `launches` has the numbers. docs/timing.md describes their accuracy."""
 
     launches: tuple[Times, ...]
 
@@ -31,7 +31,7 @@ class Timing:
 
     @property
     def cycles(self) -> float:
-        """Of all launches, one after the other."""
+        """Cycles of all launches in sequence."""
         return sum(times.cycles for times in self.launches)
 
     def __str__(self) -> str:

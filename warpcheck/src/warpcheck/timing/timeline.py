@@ -16,7 +16,7 @@ _WARP, _WAITS = TRACKS.index("warp"), TRACKS.index("waits")
 
 
 def write(path: str | Path, launches: Iterable[Times]) -> int:
-    """Write launches one after the other; returns the number of slices. Those replayed without `timeline` have none."""
+    """Write launches in sequence and return the number of slices. Launches replayed without `timeline` have none."""
     events: list[dict[str, Any]] = []
     offset = 0.0
     for times in launches:

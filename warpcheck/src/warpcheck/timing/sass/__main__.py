@@ -14,7 +14,7 @@ from warpcheck.timing.sass.code import cubin_in, embedded_ptx, functions
 from warpcheck.timing.sass.pipes import rate
 from warpcheck.timing.sass.stalls import distances
 
-_ENOUGH = 20  # readers, for a line of the second table
+_ENOUGH = 20  # readers that an opcode needs for a line of the second table
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Basic blocks, of PTX and of machine code."""
+"""Basic blocks of PTX and of machine code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ranges:
         return range(self.starts[block], end)
 
     def of(self, index: int) -> int:
-        """The block that holds an index."""
+        """Return the block that contains an index."""
         return bisect_right(self.starts, index) - 1
 
 
@@ -36,14 +36,14 @@ def _ranges(heads: set[int], stop: int) -> Ranges:
 
 
 def ptx_blocks(kernel: Kernel) -> Ranges:
-    """A block starts at each label that something branches to and after each branch."""
+    """Return the blocks of a kernel. A block starts at each label that is a branch target, and after each branch."""
     code = kernel.instructions
     after = {i + 1 for i, instruction in enumerate(code) if instruction.parts[0] in _PTX_ENDS}
     return _ranges(set(kernel.labels.values()) | after, len(code))
 
 
 def machine_blocks(function: Function) -> Ranges:
-    """A block starts where a branch goes and after each branch. Labels that nothing branches to start none."""
+    """Return the blocks of machine code. A block starts at each branch target and after each branch."""
     code = function.instructions
     targets = {instruction.target for instruction in code if instruction.target is not None}
     after = {i + 1 for i, instruction in enumerate(code) if instruction.root in ENDS}

@@ -1,8 +1,7 @@
 """Machine code of a cubin as records: instructions with their control bits, labels, and the PTX line of each.
 
-nvdisasm reads the code; PyPI's nvidia-cuda-nvdisasm has it. The line of the PTX that an instruction was made of stands
-in the cubin where ptxas was called with -lineinfo (CuTe DSL: --generate-line-info). That option leaves the code as it
-is.
+nvdisasm from PyPI's nvidia-cuda-nvdisasm disassembles the code. The cubin names the PTX line of each instruction if
+ptxas was called with -lineinfo (CuTe DSL: --generate-line-info). That option does not change the code.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _TARGET = re.compile(r"`\(([^)]+)\)")
 class MachineInstruction:
     """One instruction of 128 bits.
 
-    offset: bytes from the start of the function. opcode: with its modifiers, like `MUFU.EX2`. guard: its predicate like
-    `!P0`, "" without one. operands: as nvdisasm writes them. line: of the PTX text in the cubin, counted from 1, None
-    where the compiler names none. target: index of the instruction that a branch goes to.
+    offset: bytes from the start of the function. opcode: with its modifiers, such as `MUFU.EX2`. guard: predicate such
+    as `!P0`; "" without one. operands: as nvdisasm writes them. line: of the PTX text in the cubin, from 1; None if
+    the cubin names none. target: index of the instruction that a branch goes to.
     """
 
     offset: int
@@ -54,7 +53,7 @@ class MachineInstruction:
 
 @dataclass(frozen=True)
 class Function:
-    """The code of one kernel. labels: indices of instructions that something may jump to."""
+    """Machine code of a kernel. labels: indices of possible targets of branches."""
 
     name: str
     instructions: tuple[MachineInstruction, ...]
@@ -75,15 +74,15 @@ def nvdisasm() -> str:
 
 
 def disassemble(cubin: Path, *options: str) -> str:
-    """What nvdisasm prints for a cubin."""
+    """Return the output of nvdisasm for a cubin."""
     return subprocess.run([nvdisasm(), *options, str(cubin)], check=True, capture_output=True, text=True).stdout
 
 
 def cubin_in(binary: bytes) -> bytes:
-    """The cubin itself, or the first one inside a fat binary.
+    """Return a cubin, or the first cubin inside a fat binary.
 
     Raises:
-        ValueError: there is none that can be read, as where a fat binary was compressed.
+        ValueError: there is none, or it is compressed.
     """
     start = binary.find(_ELF)
     if start < 0:
@@ -92,18 +91,20 @@ def cubin_in(binary: bytes) -> bytes:
 
 
 def embedded_ptx(cubin: bytes) -> str | None:
-    """The PTX text that ptxas keeps in a cubin with line information; comments and `.loc` are blank lines in it."""
+    """Return the PTX text in a cubin with line information, in which comments and `.loc` are blank lines; else None."""
     for name, offset, size in _sections(cubin):
         if name == ".nv_debug_ptx_txt":
             return cubin[offset : offset + size].decode(errors="replace").replace("\0", "\n")
     return None
 
 
-_REGISTER_COUNT = bytes((4, 0x2F, 8, 0))  # of .nv.info: that a number follows, of which kind, in 8 bytes
+_REGISTER_COUNT = bytes(
+    (4, 0x2F, 8, 0)
+)  # header in .nv.info of EIATTR_REGCOUNT: format, attribute, and size of 8 bytes
 
 
 def registers(cubin: bytes) -> int:
-    """How many a thread has, in the kernel that takes most. Raises ValueError where the cubin does not say."""
+    """Return the registers of a thread, in the kernel that needs most. Raises ValueError if the cubin does not say."""
     for name, offset, size in _sections(cubin):
         info = cubin[offset : offset + size]
         if name == ".nv.info":
@@ -114,7 +115,7 @@ def registers(cubin: bytes) -> int:
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and bytes of the sections of an ELF file."""
+    """Return name, offset and bytes of the sections of an ELF file."""
     at, entry_bytes, count, names_index = (
         struct.unpack_from("<Q", cubin, 0x28)[0],
         *struct.unpack_from("<HHH", cubin, 0x3A),
@@ -128,7 +129,7 @@ def _sections(cubin: bytes) -> Iterator[tuple[str, int, int]]:
 
 @functools.lru_cache(maxsize=16)
 def functions(cubin: bytes) -> dict[str, Function]:
-    """The kernels of a cubin by name.
+    """Return the kernels of a cubin by name.
 
     Raises:
         FileNotFoundError: nvdisasm is not installed.
@@ -160,7 +161,7 @@ def _function(name: str, section: str) -> Function:
             line = None
         elif m := _LABEL.match(text):
             labels[m[1]] = len(read)
-            if m[1].startswith("$"):  # a subroutine of the compiler's own: the lines before do not hold for it
+            if m[1].startswith("$"):  # a subroutine of the compiler, to which earlier lines do not apply
                 line = None
     _drop_padding(read, labels)
     instructions = []
@@ -173,7 +174,7 @@ def _function(name: str, section: str) -> Function:
 
 
 def _drop_padding(read: list[tuple], labels: dict[str, int]) -> None:
-    """Behind the last instruction stands a branch to itself, and NOPs up to a multiple of 128 bytes."""
+    """Remove the padding after the last instruction: a branch to itself, and NOPs up to a multiple of 128 bytes."""
     while read and read[-1][1] == "NOP":
         read.pop()
     if read and read[-1][1] == "BRA":

@@ -1,11 +1,11 @@
-"""What a warp issues on the chip while the emulator runs a block of its PTX.
+"""Issue model: the machine instructions that a warp issues on the chip for each block of its PTX.
 
-The compiler reorders, merges and drops blocks, so a block of machine code seldom is a block of PTX. Each block of
-machine code gets a *home*: the block of PTX that runs as often as it does. A branch that ends it, and an instruction
-with an effect that nothing guards, cannot have moved to where they would run more or less often, so their blocks of PTX
-run exactly when it does, and the first of these is the home. Each block of machine code is charged, as a whole and in
-its own order, when the warp enters its home; slots carry the PTX instruction they were made of, which may stand in a
-later block.
+The compiler reorders, merges and drops blocks, so blocks of machine code and of PTX do not correspond one to one. Each
+block of machine code gets a *home*: a block of PTX that runs as often as the block. Two kinds of instructions identify
+it, because the compiler cannot move them to code that runs more or less often: the branch at the end of the block, and
+unguarded instructions with an effect. The home is the first of the PTX blocks of these instructions. When a warp enters
+a home, it issues the whole block of machine code in its own order. Each slot names the PTX instruction that it was
+compiled from, which may be in a later block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from warpcheck.timing.sass import blocks as flow
 from warpcheck.timing.sass.code import Function, MachineInstruction, cubin_in, embedded_ptx, functions
 from warpcheck.timing.sass.pipes import Rate, rate
 
-# Instructions with effects: they run as often as the PTX that they were compiled from.
+# Instructions with effects: they run as often as the PTX instructions that they were compiled from.
 _ANCHORS = frozenset({
     "BAR", "SYNCS", "STS", "STG", "ST", "STL", "STSM", "STAS", "RED", "REDG", "ATOM", "ATOMS", "ATOMG", "LDGSTS",
     "LDGDEPBAR", "DEPBAR", "MEMBAR", "FENCE", "WARPGROUP", "HGMMA", "HMMA", "SHFL", "VOTE", "VOTEU", "REDUX", "CREDUX",
@@ -33,20 +33,20 @@ _EFFECTS = frozenset({
     "griddepcontrol",
 })  # fmt: skip
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
-_A_BIT_OF_ANOTHER = "wgmma.commit_group"  # of the group's last product
+_A_BIT_OF_ANOTHER = "wgmma.commit_group"  # in machine code, a bit of the last product of the group
 _PRODUCT = "wgmma.mma_async"
 _PADDING = frozenset({"NOP", "BRA"})
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One issue of a warp.
+    """Issue of one machine instruction.
 
-    pipe, occupancy, latency, released, holds, takes, slowed: see `pipes`. stall: clocks until this warp may
-    issue its next. wait: mask of scoreboards that must be zero first. written, read: the scoreboard that counts down
-    when results are there, when operands were read. until: (scoreboard, count) of a wait for a count above zero. ptx:
-    index of the PTX instruction this is part of, None where no line says. guarded: under a predicate, so perhaps
-    without effect.
+    pipe, occupancy, latency, released, holds, takes, slowed: see `pipes`. stall: clocks until the warp may issue its
+    next instruction. wait: mask of scoreboards that must be zero before the issue. written, read: scoreboards that
+    count down when the results are available, and when the operands have been read. until: (scoreboard, count) of a
+    wait for a count above zero. ptx: index of the PTX instruction; None if the line information names none. guarded:
+    under a predicate, so it may have no effect.
     """
 
     pipe: str
@@ -69,17 +69,17 @@ class Slot:
 
     @property
     def sets(self) -> tuple[int, ...]:
-        """Scoreboards that this slot counts up."""
+        """Scoreboards that the issue counts up."""
         return tuple(board for board in (self.written, self.read) if board is not None)
 
 
 @dataclass(frozen=True)
 class Block:
-    """PTX instructions `start` up to `stop`, and what a warp issues when it enters them.
+    """Block of PTX, instructions `start` up to `stop`, with the slots that a warp issues when it enters the block.
 
-    slots: empty where the compiler put the block's instructions under predicates in the slots of an earlier one.
-    retries: what it issues each further time that it enters at once again, because a wait failed. copies: further
-    copies of the same code, as of an unrolled loop; one pass through the block issues one of them.
+    slots: empty if the compiler put the instructions under predicates into an earlier block. retries: issued each time
+    that the warp repeats the block because a wait failed. copies: further copies of the code, such as of an unrolled
+    loop; one pass through the block issues one copy.
     """
 
     start: int
@@ -91,7 +91,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Untied:
-    """Machine code that no block of PTX could be named for: instructions `start` up to `stop`, and why."""
+    """Machine instructions `start` up to `stop` that belong to no block of PTX, with the reason."""
 
     start: int
     stop: int
@@ -100,8 +100,10 @@ class Untied:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Shares of 1. tied: machine instructions in some block of PTX. named: those whose own PTX instruction is known.
-    reached: PTX instructions with an effect that some slot carries.
+    """Quality of an issue model, as fractions.
+
+    tied: machine instructions that belong to a block of PTX. named: machine instructions whose PTX instruction is
+    known. reached: PTX instructions with an effect that have a slot.
     """
 
     instructions: int
@@ -112,9 +114,10 @@ class Coverage:
 
 @dataclass(frozen=True)
 class IssueModel:
-    """The machine code of one kernel by blocks of its PTX. blocks: in order, without gaps, from first to last.
+    """Machine code of a kernel, by blocks of its PTX.
 
-    homes: block of machine code (`blocks.machine_blocks`) whose slots stand in a block -> index of that in `blocks`.
+    blocks: all blocks of the PTX, in order and without gaps. homes: block of machine code (`blocks.machine_blocks`) ->
+    index in `blocks`, for the blocks whose code is in `Block.slots`.
     """
 
     entry: str
@@ -127,13 +130,13 @@ class IssueModel:
 
 
 def issue_model(ptx: str, cubin: bytes, entry: str) -> IssueModel:
-    """Machine code and PTX of one kernel, tied to each other.
+    """Return the issue model of a kernel.
 
-    cubin: made of this PTX, with line information; a fat binary that holds it uncompressed will do.
+    cubin: compiled from this PTX, with line information; or a fat binary that holds it uncompressed.
 
     Raises:
         FileNotFoundError: nvdisasm is not installed.
-        ValueError: the cubin has no line information, no such kernel, or was made from another PTX.
+        ValueError: the cubin has no line information or no such kernel, or was compiled from other PTX.
     """
     cubin = cubin_in(cubin)
     module = parse(ptx)
@@ -146,7 +149,7 @@ def issue_model(ptx: str, cubin: bytes, entry: str) -> IssueModel:
 
 
 def _lines(kernel: Kernel, cubin: bytes) -> dict[int, list[int]]:
-    """Line of the PTX inside the cubin -> indices of the kernel's instructions there."""
+    """Return the indices of the kernel's instructions for each line of the PTX inside the cubin."""
     text = embedded_ptx(cubin)
     if text is None:
         raise ValueError("the cubin has no PTX lines: compile with --generate-line-info (ptxas: -lineinfo)")
@@ -156,7 +159,7 @@ def _lines(kernel: Kernel, cubin: bytes) -> dict[int, list[int]]:
             break
     else:
         return _by_line(kernel, written)
-    # Numbered differently, as where comments were added or taken out.
+    # The line numbers differ, for example because comments were added or removed.
     inside = parse(text).kernels.get(kernel.name)
     if inside is None or [i.opcode for i in inside.instructions] != [i.opcode for i in kernel.instructions]:
         raise ValueError(f"the cubin was not made from this PTX: {kernel.name} has other instructions in it")
@@ -164,7 +167,10 @@ def _lines(kernel: Kernel, cubin: bytes) -> dict[int, list[int]]:
 
 
 def _by_line(kernel: Kernel, written: Sequence[str]) -> dict[int, list[int]]:
-    """An instruction of several lines, as mma.sync, is known by each of them: ptxas names the last."""
+    """Return the indices of the instructions for each line.
+
+    An instruction of several lines, such as mma.sync, has all of its lines, because ptxas names the last one.
+    """
     found = defaultdict(list)
     for index, instruction in enumerate(kernel.instructions):
         line = instruction.line
@@ -176,7 +182,7 @@ def _by_line(kernel: Kernel, written: Sequence[str]) -> dict[int, list[int]]:
 
 
 def tie(kernel: Kernel, function: Function, lines: dict[int, list[int]], chip: str) -> IssueModel:
-    """`issue_model` of parsed parts."""
+    """Return the issue model of a parsed kernel. lines: PTX line -> indices of instructions."""
     of_ptx, of_code = flow.ptx_blocks(kernel), flow.machine_blocks(function)
     indices = [_index(instruction, lines, kernel) for instruction in function.instructions]
     _tie_products(kernel, function, indices)
@@ -201,7 +207,7 @@ def tie(kernel: Kernel, function: Function, lines: dict[int, list[int]], chip: s
 
 
 def _cold(kernel: Kernel, function: Function, indices: Sequence[int | None], of_code: flow.Ranges) -> set[int]:
-    """Blocks of machine code that only a failed wait runs: from where it goes up to the branch back into line."""
+    """Return the blocks of machine code that run only after a failed wait: from its target up to the branch back."""
     code = function.instructions
     found = set()
     for i, instruction in enumerate(code):
@@ -221,6 +227,7 @@ def _cold(kernel: Kernel, function: Function, indices: Sequence[int | None], of_
 
 
 def _index(instruction: MachineInstruction, lines: dict[int, list[int]], kernel: Kernel) -> int | None:
+    """Return the index of the PTX instruction of a machine instruction, by its line."""
     at = lines.get(instruction.line, ()) if instruction.line is not None else ()
     if len(at) > 1 and instruction.root in flow.ENDS:
         return next((i for i in at if kernel.instructions[i].parts[0] in ("bra", "brx", "ret", "exit")), at[0])
@@ -228,8 +235,11 @@ def _index(instruction: MachineInstruction, lines: dict[int, list[int]], kernel:
 
 
 def _tie_products(kernel: Kernel, function: Function, indices: list[int | None]) -> None:
-    """wgmma carries the line of the fence before its group. The n-th one behind a fence in machine code is the n-th one
-    behind it in PTX, where their shapes agree: ptxas keeps their order."""
+    """Correct the indices of wgmma, whose lines in machine code are the line of the fence before the group.
+
+    ptxas keeps the order of products: the n-th product after a fence in machine code is the n-th after it in PTX, as
+    long as their shapes agree.
+    """
     products = [i for i, instruction in enumerate(kernel.instructions) if instruction.opcode.startswith(_PRODUCT)]
     coming: Iterator[int] = iter(())
     for i, instruction in enumerate(function.instructions):
@@ -245,13 +255,16 @@ def _tie_products(kernel: Kernel, function: Function, indices: list[int | None])
 
 
 def _tie_waits(kernel: Kernel, function: Function, indices: list[int | None]) -> None:
-    """The first try of a wait stands in line and carries the line before the wait; where it fails the code goes to a
-    loop elsewhere, whose tries carry the wait's own line."""
+    """Correct the indices of waits.
+
+    The first try of a wait is in straight-line code and has the line before the wait. If it fails, the code branches to
+    a loop elsewhere, whose tries have the line of the wait.
+    """
     code = function.instructions
     for i, instruction in enumerate(code):
         if instruction.root != "SYNCS" or "TRYWAIT" not in instruction.opcode or _is_wait(kernel, indices[i]):
             continue
-        # The branch on the outcome: the next one of the straight line.
+        # The branch on the result of the wait is the next branch.
         branch = next((j for j in range(i + 1, min(i + 40, len(code))) if code[j].root in flow.ENDS), None)
         target = code[branch].target if branch is not None else None
         if branch is None or target is None:
@@ -265,12 +278,15 @@ def _is_wait(kernel: Kernel, index: int | None) -> bool:
     return index is not None and kernel.instructions[index].opcode.startswith(_WAITS)
 
 
-_FIRST, _BOTH = 1, 3  # bits of operands that stay in the operand cache
+_FIRST, _BOTH = 1, 3  # masks of operands that stay in the operand cache
 
 
 def _holds(row: Rate, reuse: int) -> float:
-    """Clocks of the registers' ports: a product whose first operand stays for the next reads for one less, with both
-    operands for two. Which of the two products gains does not matter."""
+    """Return the clocks that an instruction holds the register ports.
+
+    A product whose first operand stays in the operand cache saves one clock, with both operands two. The model charges
+    the saving to this product instead of the next one, which does not change the sum.
+    """
     if row.pipe != "tensor":
         return row.holds
     return max(0.0, row.holds - bool(reuse & _FIRST) - (reuse & _BOTH == _BOTH))
@@ -291,7 +307,7 @@ def _slot(instruction: MachineInstruction, ptx: int | None, chip: str) -> Slot:
 
 
 def _homes(kernel: Kernel, function: Function, slots: Sequence[Slot], of_ptx: flow.Ranges, of_code: flow.Ranges):
-    """Block of machine code -> block of PTX; and what has none."""
+    """Return the home of each block of machine code, and the code that has none."""
     homes: dict[int, int] = {}
     untied = []
     for block in range(len(of_code)):
@@ -323,11 +339,11 @@ def _homes(kernel: Kernel, function: Function, slots: Sequence[Slot], of_ptx: fl
 def _block(
     kernel: Kernel, span: range, parts: Mapping[int, tuple[Slot, ...]], turned: set[int], cold: set[int]
 ) -> tuple[Block, list[int]]:
-    """The block of PTX, and the blocks of machine code that its slots are.
+    """Return a block of PTX, and the blocks of machine code in its slots.
 
-    parts: in the order of the machine code. cold: those that only failed waits run. turned: those that branch back. A
-    loop whose test the compiler moved to its end has the test before it, too: the part that branches back runs more
-    often, so the other one is the copy.
+    parts: blocks of machine code, in their order. cold: blocks that run only after a failed wait. turned: blocks that
+    end with a backward branch. If the compiler moved the test of a loop to its end, the code has the test before the
+    loop as well. The block with the backward branch runs more often, so the other one counts as the copy.
     """
     made_of = {block: _made_of(kernel, part) for block, part in parts.items()}
     retries: list[Slot] = []
@@ -354,12 +370,13 @@ def _block(
 
 
 def _made_of(kernel: Kernel, part: tuple[Slot, ...]) -> set[int]:
-    """PTX instructions of a part, without branches."""
+    """Return the PTX instructions of a block of machine code, without branches."""
     return {slot.ptx for slot in part if slot.ptx is not None and kernel.instructions[slot.ptx].parts[0] != "bra"}
 
 
 def _is_copy(made_of: set[int], other: set[int]) -> bool:
-    """One instruction of PTX may become code with blocks of its own; several that come again are a copy."""
+    """Return whether two blocks share so many PTX instructions that one is a copy. One shared instruction is no copy:
+    a PTX instruction may become several blocks."""
     both = made_of & other
     return len(both) > 2 and 2 * len(both) >= min(len(made_of), len(other))
 

@@ -1,15 +1,16 @@
-"""Which pipe an instruction goes down, and what it costs there: one table.
+"""Pipe and cost of each machine instruction, as a table.
 
-Three numbers that must not be mixed up. `issue`: clocks of the warp's scheduler. `occupancy`: clocks that the pipe is
-busy with one warp's instruction, so that two on it cannot be closer. `latency`: clocks from issue until the result can
-be used; 0 where the unit behind the pipe decides (memory, barriers, tensor cores). A pipe belongs to one of the four
-schedulers of an SM, or, with `shared`, to the SM.
+`occupancy`: clocks that the pipe is busy with the instruction of one warp, which is the least distance of two
+instructions on the pipe. `latency`: clocks from the issue until the result can be used; 0 if a unit behind the pipe
+determines it (memory, barriers, tensor cores). Each of the four schedulers of an SM has its own pipes; pipes marked
+`shared` belong to the SM.
 
 Sources. "stalls": the fewest clocks that ptxas leaves between such an instruction and the first reader of its result,
-over our kernels of sm_90a and sm_100a and flash-attn-4's forward (`python -m warpcheck.timing.sass`). "guide": the
-table of arithmetic throughputs in the CUDA C++ Programming Guide, for 9.0 and 10.0. The rest was published by others.
-sure: A raw data or several sources that agree, B one credible source, C a guess between its neighbours, which
-`bench.calibrate` is there to measure, like B.
+over fa4's kernels for sm_90a and sm_100a and flash-attn-4's forward (`python -m warpcheck.timing.sass`). "guide": the
+table of arithmetic throughputs in the CUDA C++ Programming Guide, for 9.0 and 10.0. Other sources are publications.
+
+sure: A raw data, or several sources that agree; B one credible source; C an estimate between similar instructions.
+`bench.calibrate` can measure B and C.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One row. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
-    chips: where the row holds, () for all. released: clocks from issue until its operands may be overwritten, 0 for as
-    late as the result. takes, slowed: during a wgmma, clocks of the product's time that it takes, and clocks by which
-    its own pipe is busy longer. holds: clocks for which it has the ports of its scheduler's registers; the pipes fma,
-    alu and tensor take no instruction while another has them."""
+    """Row of the table; see the head of the module for pipe, occupancy, latency and sure.
+
+    opcodes: as nvdisasm writes them. An opcode matches with any further modifiers; the longest match counts. chips: of
+    the row; () for all. released: clocks from the issue until its operands may be overwritten; 0: as late as the
+    result. takes, slowed: beside a wgmma, clocks that it takes from the product, and clocks by which its own pipe is
+    busy longer. holds: clocks that it occupies the register ports of its scheduler; the pipes fma, alu and tensor issue
+    only while the ports are free.
+    """
 
     opcodes: tuple[str, ...]
     pipe: str
@@ -40,7 +44,7 @@ class Rate:
     holds: float = 0
 
 
-_HOLD = ("fma", "alu", "xu", "lsu")  # pipes whose instructions hold the registers' ports for a clock
+_HOLD = ("fma", "alu", "xu", "lsu")  # pipes whose instructions occupy the register ports for one clock
 
 
 def _row(opcodes: str, pipe: str, occupancy: float, latency: float, sure: str, source: str, **more) -> Rate:
@@ -64,39 +68,40 @@ _BRANCHES = """
     BRA BRX BRXU JMP JMX EXIT RET CALL BSSY BSYNC BREAK BMOV KILL YIELD NOP NANOSLEEP BPT PMTRIG RPCMOV LEPC
 """
 
-# During a wgmma, on an H100 (`bench.calibrate`): products of N = 128 take 119 clocks each instead of 69 with concurrent
-# FFMA or FADD, and an FFMA 1.86 instead of 1.30. FMNMX, F2FP and MUFU slow no product, but while one runs they take 4.0
-# instead of 2.06 and 10.5 instead of 8.1.
-# A product of mma.sync reads ten registers and holds their ports for 6 clocks, 5 if its first operand stayed, 4 if both
-# did. What its warp and others issue between products comes on top: 8.28 clocks with two FFMA, 9.19 with two FMNMX,
-# whose pipe takes 2 for the second. A concurrent store of 16 bytes per thread costs 3.1, stmatrix.x4 2, a shuffle 0.5.
-# A MUFU's operand may be overwritten late: chains of a softmax that do so at once take 23.1 clocks a step.
+# Measurements on an H100 (`bench.calibrate`).
+# Beside a wgmma: products of N = 128 take 119 clocks instead of 69 with concurrent FFMA or FADD, and an FFMA takes 1.86
+# instead of 1.30. FMNMX, F2FP and MUFU do not slow the product, but FMNMX and F2FP take 4.0 clocks instead of 2.06, and
+# MUFU takes 10.5 instead of 8.1.
+# mma.sync reads ten registers and occupies their ports for 6 clocks; 5 if its first operand is in the operand cache, 4
+# if both are. Other instructions between products add to this: 8.28 clocks with two FFMA, 9.19 with two FMNMX (their
+# pipe is busy for 2 clocks each). A concurrent store of 16 bytes per thread adds 3.1, stmatrix.x4 2, a shuffle 0.5.
+# The operand of a MUFU is released late: softmax chains that overwrite it at once take 23.1 clocks per step.
 _FLOAT = {"takes": 0.86, "slowed": 0.5}
 _EXPONENTIAL = {"slowed": 2.4, "released": 14}
 _OTHERS = {"slowed": 1.92}
 
 TABLE = (
-    # 128 lanes of float32 an SM, 32 a scheduler; an instruction of two results keeps them busy twice.
+    # 128 float32 lanes per SM, 32 per scheduler; an instruction with two results occupies them twice.
     _row("FFMA FMUL FADD FHFMA FHADD FSWZADD", "fma", 1, 4, "A", "guide: 128 results; stalls", **_FLOAT),
     _row("FFMA2 FMUL2 FADD2", "fma", 2, 4, "A", "2 an SM and clock on B200 and on B300; stalls"),
     _row("HFMA2 HADD2 HMUL2 HMNMX2 HSETP2 HSET2", "fma", 1, 4, "B", "guide: 256 results, two an instruction"),
     _row("IMAD IMUL IDP", "fma", 2, 4, "B", "guide: 64 results of integer multiply and add"),
     _row("IMAD.WIDE IMAD.HI", "fma", 4, 4, "C", "twice IMAD: two registers of result; stalls"),
-    # 64 lanes an SM.
+    # 64 lanes per SM.
     _row(_ALU, "alu", 2, 4, "B", "guide: 64 results of compare, minimum, logic, shift, integer add; stalls", **_OTHERS),
     _row("F2FP", "alu", 2, 4, "A", "2.05 on an H100 (the guide: 64 conversions)", chips=("sm_90a",), **_OTHERS),
     _row("F2FP", "alu", 4, 4, "B", "guide: 64 conversions, two elements an instruction: 32 lanes", **_OTHERS),
-    # 16 lanes an SM.
+    # 16 lanes per SM.
     _row("MUFU", "xu", 8, 18, "A", "guide: 16 results; latency 14-18 by three lists; 17.3 on an H100", **_EXPONENTIAL),
     _row("MUFU.EX2", "xu", 4, 18, "B", "exponentials are twice as fast on B300", chips=("sm_103a", "sm_103f")),
     _row("F2I I2F F2F FRND I2I", "xu", 8, 18, "C", "same unit as MUFU"),
-    # One scalar for a warp.
+    # Uniform datapath: one scalar per warp.
     _row(_UNIFORM, "uniform", 2, 4, "C", "occupancy: as 16 lanes take for a warp; stalls"),
     _row("UMOV", "uniform", 2, 2, "C", "stalls"),
     _row("R2UR", "uniform", 2, 13, "B", "stalls"),
     _row("S2UR S2R", "uniform", 2, 24, "C", "as a load of shared memory"),
     _row("VOTE VOTEU MATCH ELECT", "alu", 2, 4, "C", "stalls"),
-    # Queue of memory and of exchange between lanes: one instruction of 32 lanes of 4 bytes an SM and clock.
+    # Load-store unit: memory, and exchange between lanes. One instruction of 32 lanes x 4 bytes per SM and clock.
     _row("LDS STS ATOMS LDSM STSM", "lsu", 1, 28, "A", "128 B an SM and clock; latency 24-29", shared=True),
     _row("LDS.64 STS.64", "lsu", 2, 29, "A", "256 B", shared=True),
     _row("LDS.128 LDSM.16.M88.4 LDSM.16.MT88.4", "lsu", 4, 33, "A", "512 B", shared=True),
@@ -108,7 +113,7 @@ TABLE = (
     _row("REDUX CREDUX", "lsu", 2, 44, "C", "B300: half an instruction a clock", shared=True),
     _row("LDC LDCU ULDC", "constant", 1, 28, "C", "hits in the constant cache"),
     _row(_GLOBAL, "lsu", 4, 0, "C", "caches and memory decide", shared=True),
-    # Units with laws of their own, which the replay has.
+    # Units that the replay models by their own rules.
     _row("HMMA IMMA DMMA BMMA QMMA OMMA", "tensor", 8, 33, "B", "m16n8k16 on an A100: 512 FLOP a scheduler and clock"),
     _row("HMMA", "tensor", 6, 19, "A", "6.05 a scheduler, a chain 24.7, on an H100", chips=("sm_90a",), holds=6),
     _row("HGMMA IGMMA QGMMA BGMMA", "tensor", 0, 0, "A", "law of wgmma"),
@@ -125,7 +130,7 @@ UNKNOWN = Rate((), "unknown", 2, 6, "C", "no row names this opcode")
 
 @functools.cache
 def rate(opcode: str, chip: str) -> Rate:
-    """The row of an opcode on a chip like "sm_90a"; `UNKNOWN` where the table names none."""
+    """Return the row of an opcode on a chip such as "sm_90a"; `UNKNOWN` if there is none."""
     best, rank = UNKNOWN, (-1, False)
     for row in TABLE:
         if row.chips and chip not in row.chips:

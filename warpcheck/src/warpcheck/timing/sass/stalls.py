@@ -20,7 +20,7 @@ _NO_RESULT = frozenset(
 
 
 def _registers(instruction: MachineInstruction) -> tuple[list[str], set[str]]:
-    """(written, read): of a vector of registers, the first one."""
+    """Return the registers that an instruction writes and reads; of a vector of registers only the first one."""
     operands = [_REGISTER.findall(operand) for operand in instruction.operands.split(",")]
     written = 0 if instruction.root in _NO_RESULT else 2 if instruction.root in _TWO_RESULTS else 1
     reads = {register for operand in operands[written:] for register in operand}
@@ -28,7 +28,10 @@ def _registers(instruction: MachineInstruction) -> tuple[list[str], set[str]]:
 
 
 def distances(function: Function) -> dict[str, Counter[int]]:
-    """Opcode without modifiers -> clocks to a reader, with how often. Within blocks, of what sets no scoreboard."""
+    """Return for each root opcode how often each distance (clocks) to a reader occurs in a block.
+
+    Instructions that set a scoreboard are left out.
+    """
     found: dict[str, Counter[int]] = defaultdict(Counter)
     blocks = flow.machine_blocks(function)
     for block in range(len(blocks)):
@@ -42,7 +45,7 @@ def distances(function: Function) -> dict[str, Counter[int]]:
                 found[opcode][clock - at] += 1
             for register in written:
                 made.pop(register, None)
-                # A carry out is there a clock earlier than the sum.
+                # The carry is available one clock earlier than the sum.
                 if instruction.control.written is None and ".WIDE" not in instruction.opcode:
                     made[register] = instruction.root, clock
             clock += max(1, instruction.control.stall)
