@@ -1,25 +1,50 @@
-"""Operands and accumulators of a consumer of the compute role."""
+"""Consumer of the compute role: its operands and accumulators, and its steps."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import cutlass.cute as cute
 
 from ...core.constant import Constant
-from ...pipeline.cursor import Cursor
+from ...pipeline.cursor import Cursor, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..wgmma import ROWS
+from ..wgmma import ROWS, wait
 from .common.config import CONSUMERS
+from .common.pointwise import Statistic, fill, rows_of, store_ds
+from .common.work import Sm90BackwardWork, StepCoord
 from .config import Division
 from .context import Sm90BackwardContext
+from .dq_cursor import DqCursor
+from .epilogue import stage_gradients
+from .pointwise import clear_ds, compute_ds, compute_p, pack_p, step_scores
+
+
+class Cursors(NamedTuple):
+    """A consumer's cursors before a step. last_ds: of the step before. last_dq: of the step before that."""
+
+    q: Cursor
+    do: Cursor
+    ds: Cursor
+    last_ds: Cursor
+    last_dq: DqCursor
+
+    def after_first(self) -> Cursors:
+        """Return the cursors of the second step, before which no dQ has been computed."""
+        return self._replace(q=self.q.next(), do=self.do.next(), ds=self.ds.next())
+
+    def next(self) -> Cursors:
+        """Return the cursors of the next step."""
+        return Cursors._make(cursor.next() for cursor in self)
 
 
 class BackwardConsumer(Constant):
-    """Channels, operands of the products, and the dV and dK accumulators of a consumer, created once."""
+    """Consumer, created once: channels, operands of the products, dV and dK accumulators, and its steps."""
 
     def __init__(self, context: Sm90BackwardContext):
         cfg = context.cfg
-        self.cfg, self.ends = cfg, context.ends("compute")
+        self.context, self.cfg, self.ends = context, cfg, context.ends("compute")
         self.index = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // WARPS_PER_WARPGROUP
 
         def ptr(name: str, offset=0) -> cute.Pointer:
@@ -47,3 +72,81 @@ class BackwardConsumer(Constant):
         for product, d, a, b in zip(self.cfg.dq[products], dq, self.dq_a[products], self.dq_b[products]):
             product.issue(d, a[None, None, None, of_a], b[None, None, None, of_b], False)
         return dq
+
+    def step(
+        self, work: Sm90BackwardWork, coord: StepCoord, cursors: Cursors, is_partial: bool, has_dq: bool, is_first: bool
+    ) -> None:
+        """Run one step on a block of queries. coord: (query head of the group, step). is_partial: some query may miss
+        some key. has_dq: compute dQ of the step before here."""
+        context, cfg, (q, do, ds, last_ds, last_dq) = self.context, self.cfg, cursors
+        s, dp = cfg.scores.accumulator(), cfg.dp.accumulator()
+        q.wait()
+        cfg.scores.issue(s, self.k[None, None, None, 0], self.q[None, None, None, q.stage], False)
+        if is_first:
+            consume(self.ends.load_compute_V).wait()
+        do.wait()
+        cfg.dp.issue(dp, self.v[None, None, None, 0], self.do[None, None, None, do.stage], False)
+        scores = step_scores(context, work, coord, is_partial)
+        rows = rows_of(context, q.stage)
+        minus_lse = Statistic(rows, cfg)
+
+        wait(1)
+        p = compute_p(context, s, minus_lse, scores)
+        minus_delta = Statistic(rows + cfg.tile_m, cfg)
+        ds.wait()  # here: keeps the compiler from moving exp2 behind the wait for dP
+        wait(0)
+        p_operand, ds_operand = cfg.dv.a_registers(), cfg.dk.a_registers()
+        fill(p_operand, pack_p(context, p, scores))
+        packed_ds = compute_ds(context, s, p, minus_delta, dp, scores)
+        fill(ds_operand, packed_ds)
+
+        store_ds(context, ds.stage, self.index, packed_ds)
+        cfg.dv.issue(self.dv, p_operand, self.do_columns[None, None, None, do.stage], True)
+        ds.arrive()
+        if has_dq:
+            last_ds.wait()
+            dq = self.start_dq(last_ds, slice(1))
+            wait(1)
+            do.arrive()
+            dq += self.start_dq(last_ds, slice(1, None))  # not earlier: they use the registers of P
+            cfg.dk.issue(self.dk, ds_operand, self.q_columns[None, None, None, q.stage], True)
+            wait(1)
+            last_ds.arrive()
+            last_dq.store(context, self.index, dq)
+            last_dq.next().arrive(self.index)
+        else:
+            cfg.dk.issue(self.dk, ds_operand, self.q_columns[None, None, None, q.stage], True)
+            wait(1)
+            do.arrive()
+        wait(0)
+        cute.arch.sync_warp()  # every lane has read the statistics that came with Q before one lane arrives
+        q.arrive()
+
+    def skip(self, cursors: Cursors, has_dq: bool) -> None:
+        """Run one step whose queries see none of this consumer's keys: its dS is zero. has_dq: see `step`."""
+        q, do, ds, last_ds, last_dq = cursors
+        q.wait()
+        if not has_dq:
+            consume(self.ends.load_compute_V).wait()
+        do.wait()
+        ds.wait()
+        clear_ds(self.context, ds.stage, self.index)
+        ds.arrive()
+        if has_dq:
+            last_ds.wait()
+            dq = self.start_dq(last_ds, slice(None))
+            wait(0)
+            last_ds.arrive()
+            last_dq.store(self.context, self.index, dq)
+            last_dq.next().arrive(self.index)
+        do.arrive()
+        q.arrive()
+
+    def finish(self, work: Sm90BackwardWork, cursors: Cursors) -> None:
+        """Compute dQ of the last step; meanwhile dV and dK leave the registers."""
+        cursors.last_ds.wait()
+        dq = self.start_dq(cursors.last_ds, slice(None))
+        stage_gradients(self.context, work, self)
+        wait(0)
+        cursors.last_dq.store(self.context, self.index, dq)
+        cursors.last_dq.next().arrive(self.index)

@@ -19,7 +19,7 @@ from ...core.vec_io import store_vec
 from ..fragment import LANES_PER_ROW, first_column, row_registers
 from .common.config import WARPGROUP
 from .common.pointwise import KeepBits, Statistic, keep_bits_at, own_keys, p_of, pack, query_bounds, query_of, softcap
-from .common.work import Sm90BackwardWork
+from .common.work import Sm90BackwardWork, StepCoord
 from .context import Sm90BackwardContext
 
 
@@ -37,9 +37,7 @@ class StepScores(Constant):
     keep_bits: KeepBits | None = None
 
 
-def step_scores(
-    context: Sm90BackwardContext, work: Sm90BackwardWork, coord: tuple[Int32, Int32], is_partial: bool
-) -> StepScores:
+def step_scores(context: Sm90BackwardContext, work: Sm90BackwardWork, coord: StepCoord, is_partial: bool) -> StepScores:
     """Return the context of a step at (query head of the group, step). is_partial: some query may miss some key."""
     cfg, args = context.cfg, context.args
     if cfg.mods is None and not is_partial:

@@ -15,6 +15,8 @@ from ....core.order import Order, Tile
 from ....core.sequence import Rows
 from .context import Sm90StepsContext
 
+StepCoord = tuple[Int32, Int32]  # of a query head, and of a query block among its steps
+
 
 class Neighbours(NamedTuple):
     """Key blocks of a sequence whose CTAs run at the same time: `count` blocks; this one has index `rank`."""

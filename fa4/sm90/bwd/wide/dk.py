@@ -6,19 +6,17 @@ Signals: dV_dK_P.free, load_compute_{Q,dO}.free, dK_compute_dS.{full,free}
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32
 
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..common.pointwise import Statistic, fill, pack, query_of, rows_of, store_ds
-from ..common.work import work_tile
-from . import steps
+from ..common.work import Sm90BackwardWork, StepCoord, work_tile
 from .config import WEIGHT_EXPONENT
 from .context import Sm90WideContext
 from .exchange import dropout_factors, load_p, send_ds
-from .steps import Cursors, all_steps, finish_step, store_gradient
+from .steps import Cursors, WideConsumer, all_steps, store_gradient
 
 
 @cute.jit
@@ -34,7 +32,7 @@ def dk(context: Sm90WideContext):
     store_gradient(context, consumer, work, "dk", context.args.scale)
 
 
-class DkConsumer(steps.WideConsumer):
+class DkConsumer(WideConsumer):
     """Consumer of V, dO and Q."""
 
     applies_mask = False
@@ -43,52 +41,39 @@ class DkConsumer(steps.WideConsumer):
         cfg, ptr = context.cfg, context.smem.pointer
         self.v, self.do = cfg.dp.a_at(ptr("V", cfg.dtype)), cfg.dp.b_at(ptr("dO", cfg.dtype))
         self.q_columns = cfg.dk.b_at(ptr("Q", cfg.dtype))
-        super().__init__(context, "dK", step, 1, cfg.dk)
+        super().__init__(context, "dK", 1, cfg.dk)
 
     def release(self, cursors: Cursors) -> None:
         cute.arch.sync_warp()  # as in `dv`
         cursors.q.arrive()
 
-
-@cute.jit
-def step(
-    context: Sm90WideContext,
-    consumer: cutlass.Constexpr[DkConsumer],
-    work,
-    coord: tuple[Int32, Int32],
-    cursors: Cursors,
-    is_partial: cutlass.Constexpr[bool],
-    has_dq: cutlass.Constexpr[bool],
-):
-    """Run one step on a block of queries. coord: (query head, query block). P includes the mask and, in its sign,
-    dropout."""
-    cfg, args, ends = context.cfg, context.args, consumer.ends
-    dp = cfg.dp.accumulator()
-    cursors.do.wait()
-    cfg.dp.issue(dp, consumer.v[None, None, None, 0], consumer.do[None, None, None, cursors.do.stage], False)
-    cursors.q.wait()
-    minus_delta = Statistic(rows_of(context, cursors.q.stage) + cfg.tile_m, cfg)
-    ds = cursors.p.at_iteration_of(
-        produce(ends.dK_compute_dSother if const_expr(cfg.ctas == 2) else ends.dK_compute_dS)
-    )
-    cursors.p.wait()
-    p = load_p(context, cursors.p.stage, cute.size(dp))
-    ds.wait()
-    wait(0)
-    shrink = Float32(2.0**-WEIGHT_EXPONENT)  # P is larger by the inverse; -delta is scaled likewise
-    if const_expr(cfg.has_dropout):
-        factors = dropout_factors(p, args.mods.dropout.scale * shrink)
-        p = [cute.arch.fmax(x, -x) for x in p]
-    else:
-        factors = [shrink] * len(p)
-    packed_ds = pack([x * (dp[i] * factors[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)], cfg.dtype)
-    cursors.do.arrive()
-    cursors.p.arrive()
-    store_ds(context, ds.stage, 0, packed_ds)
-    ds_operand = cfg.dk.a_registers()
-    fill(ds_operand, packed_ds)
-    cfg.dk.issue(consumer.total, ds_operand, consumer.q_columns[None, None, None, cursors.q.stage], True)
-    cursors.p.at_iteration_of(produce(ends.dK_compute_dS)).arrive()
-    if const_expr(cfg.ctas == 2):
-        send_ds(context, ds)
-    finish_step(context, consumer, work, cursors, has_dq)
+    def step(self, work: Sm90BackwardWork, coord: StepCoord, cursors: Cursors, is_partial: bool, has_dq: bool) -> None:
+        """P includes the mask and, in its sign, dropout."""
+        context, cfg, ends = self.context, self.context.cfg, self.ends
+        dp = cfg.dp.accumulator()
+        cursors.do.wait()
+        cfg.dp.issue(dp, self.v[None, None, None, 0], self.do[None, None, None, cursors.do.stage], False)
+        cursors.q.wait()
+        minus_delta = Statistic(rows_of(context, cursors.q.stage) + cfg.tile_m, cfg)
+        ds = cursors.p.at_iteration_of(produce(ends.dK_compute_dSother if cfg.ctas == 2 else ends.dK_compute_dS))
+        cursors.p.wait()
+        p = load_p(context, cursors.p.stage, cute.size(dp))
+        ds.wait()
+        wait(0)
+        shrink = Float32(2.0**-WEIGHT_EXPONENT)  # P is larger by the inverse; -delta is scaled likewise
+        if cfg.has_dropout:
+            factors = dropout_factors(p, context.args.mods.dropout.scale * shrink)
+            p = [cute.arch.fmax(x, -x) for x in p]
+        else:
+            factors = [shrink] * len(p)
+        packed_ds = pack([x * (dp[i] * factors[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)], cfg.dtype)
+        cursors.do.arrive()
+        cursors.p.arrive()
+        store_ds(context, ds.stage, 0, packed_ds)
+        ds_operand = cfg.dk.a_registers()
+        fill(ds_operand, packed_ds)
+        cfg.dk.issue(self.total, ds_operand, self.q_columns[None, None, None, cursors.q.stage], True)
+        cursors.p.at_iteration_of(produce(ends.dK_compute_dS)).arrive()
+        if cfg.ctas == 2:
+            send_ds(context, ds)
+        self.finish_step(work, cursors, has_dq)

@@ -7,21 +7,19 @@ Signals: dV_dK_P.full, load_compute_{Q,dO}.free, dK_compute_dS.free
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, const_expr
 
 from ....core.dropout import apply_dropout
 from ....core.scoring import Scoring
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..common.pointwise import Statistic, fill, keep_bits_at, p_of, pack, query_bounds, rows_of, softcap
-from ..common.work import work_tile
-from . import steps
+from ..common.work import Sm90BackwardWork, StepCoord, work_tile
 from .config import WEIGHT_EXPONENT
 from .context import Sm90WideContext
 from .exchange import sign_dropped, store_p
-from .steps import Cursors, all_steps, finish_step, store_gradient
+from .steps import Cursors, WideConsumer, all_steps, store_gradient
 
 
 @cute.jit
@@ -39,7 +37,7 @@ def dv(context: Sm90WideContext):
     store_gradient(context, consumer, work, "dv", scale)
 
 
-class DvConsumer(steps.WideConsumer):
+class DvConsumer(WideConsumer):
     """Consumer of K, Q and dO."""
 
     applies_mask = True
@@ -48,43 +46,33 @@ class DvConsumer(steps.WideConsumer):
         cfg, ptr = context.cfg, context.smem.pointer
         self.k, self.q = cfg.scores.a_at(ptr("K", cfg.dtype)), cfg.scores.b_at(ptr("Q", cfg.dtype))
         self.do_columns = cfg.dv.b_at(ptr("dO", cfg.dtype))
-        super().__init__(context, "dV", step, 0, cfg.dv)
+        super().__init__(context, "dV", 0, cfg.dv)
 
     def release(self, cursors: Cursors) -> None:
         cursors.do.arrive()
 
-
-@cute.jit
-def step(
-    context: Sm90WideContext,
-    consumer: cutlass.Constexpr[DvConsumer],
-    work,
-    coord: tuple[Int32, Int32],
-    cursors: Cursors,
-    is_partial: cutlass.Constexpr[bool],
-    has_dq: cutlass.Constexpr[bool],
-):
-    """Run one step on a block of queries. coord: (query head, query block)."""
-    cfg, (head, m_block) = context.cfg, coord
-    s = cfg.scores.accumulator()
-    cursors.q.wait()
-    cfg.scores.issue(s, consumer.k[None, None, None, 0], consumer.q[None, None, None, cursors.q.stage], False)
-    bounds = query_bounds(work, m_block) if const_expr(is_partial) else None
-    keep_bits = keep_bits_at(context, work, head, m_block)
-    cursors.p.wait()
-    wait(0)
-    p, p_for_ds = compute_p(context, s, Statistic(rows_of(context, cursors.q.stage), cfg), bounds)
-    if const_expr(keep_bits is not None):
-        p_for_ds, p = sign_dropped(p_for_ds, keep_bits), [apply_dropout(*keep_bits.bit(i), x) for i, x in enumerate(p)]
-    store_p(context, cursors.p.stage, p_for_ds)
-    cursors.p.arrive()
-    p_operand = cfg.dv.a_registers()
-    fill(p_operand, pack(p, cfg.dtype))
-    cursors.do.wait()
-    cfg.dv.issue(consumer.total, p_operand, consumer.do_columns[None, None, None, cursors.do.stage], True)
-    cute.arch.sync_warp()  # every lane has read the statistics that came with Q before one lane arrives
-    cursors.q.arrive()
-    finish_step(context, consumer, work, cursors, has_dq)
+    def step(self, work: Sm90BackwardWork, coord: StepCoord, cursors: Cursors, is_partial: bool, has_dq: bool) -> None:
+        context, cfg, (head, m_block) = self.context, self.context.cfg, coord
+        s = cfg.scores.accumulator()
+        cursors.q.wait()
+        cfg.scores.issue(s, self.k[None, None, None, 0], self.q[None, None, None, cursors.q.stage], False)
+        bounds = query_bounds(work, m_block) if is_partial else None
+        keep_bits = keep_bits_at(context, work, head, m_block)
+        cursors.p.wait()
+        wait(0)
+        p, p_for_ds = compute_p(context, s, Statistic(rows_of(context, cursors.q.stage), cfg), bounds)
+        if keep_bits is not None:
+            p_for_ds = sign_dropped(p_for_ds, keep_bits)
+            p = [apply_dropout(*keep_bits.bit(i), x) for i, x in enumerate(p)]
+        store_p(context, cursors.p.stage, p_for_ds)
+        cursors.p.arrive()
+        p_operand = cfg.dv.a_registers()
+        fill(p_operand, pack(p, cfg.dtype))
+        cursors.do.wait()
+        cfg.dv.issue(self.total, p_operand, self.do_columns[None, None, None, cursors.do.stage], True)
+        cute.arch.sync_warp()  # every lane has read the statistics that came with Q before one lane arrives
+        cursors.q.arrive()
+        self.finish_step(work, cursors, has_dq)
 
 
 def compute_p(

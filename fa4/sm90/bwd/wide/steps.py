@@ -3,7 +3,6 @@ late, after both consumers, and in a pair both CTAs, have stored dS of that step
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import cutlass
@@ -17,7 +16,7 @@ from ....pipeline.tma import wait_read
 from ...wgmma import Wgmma, wait
 from ..common.config import CONSUMERS, WARPGROUP
 from ..common.epilogue import store, to_smem
-from ..common.work import Sm90BackwardWork, warpgroup_steps
+from ..common.work import Sm90BackwardWork, StepCoord, warpgroup_steps
 from .context import Sm90WideContext
 from .share import DqShare
 
@@ -42,50 +41,46 @@ class Cursors(NamedTuple):
 
 
 class WideConsumer(Constant):
-    """State of a consumer, created once: operands, its share of dQ, and the accumulator of `product` over all steps.
-    step: runs a step up to its last product before dQ."""
+    """State of a consumer, created once: operands, its share of dQ, and the accumulator of `product` over all
+    steps."""
 
     applies_mask: bool  # in partially masked blocks
 
-    def __init__(self, context: Sm90WideContext, role: str, step: Callable[..., None], index: int, product: Wgmma):
-        self.ends, self.step, self.index = context.ends(role), step, index
+    def __init__(self, context: Sm90WideContext, role: str, index: int, product: Wgmma):
+        self.context, self.ends, self.index = context, context.ends(role), index
         self.share, self.total = DqShare(context, index, self.ends), product.accumulator()
 
     def release(self, cursors: Cursors) -> None:
         """Release the stages that a step's last product before dQ has read."""
         raise NotImplementedError
 
+    def step(self, work: Sm90BackwardWork, coord: StepCoord, cursors: Cursors, is_partial: bool, has_dq: bool) -> None:
+        """Run one step on a block of queries. coord: (query head, query block). is_partial: apply the mask. has_dq: see
+        `finish_step`."""
+        raise NotImplementedError
 
-@cute.jit
-def finish_step(
-    context: Sm90WideContext,
-    consumer: cutlass.Constexpr[WideConsumer],
-    work: Sm90BackwardWork,
-    cursors: Cursors,
-    has_dq: cutlass.Constexpr[bool],
-):
-    """End a step; with has_dq, compute and add dQ of the step before."""
-    share = consumer.share
-    if const_expr(has_dq):
-        dq = share.start(cursors.last_ds)
-        wait(share.products)
-        consumer.release(cursors)
-        wait(0)
-        share.arrive(cursors.last_ds)
-        share.add(context, work, cursors, dq)
-    else:
-        wait(0)
-        consumer.release(cursors)
+    def finish_step(self, work: Sm90BackwardWork, cursors: Cursors, has_dq: bool) -> None:
+        """End a step; with has_dq, compute and add dQ of the step before."""
+        if has_dq:
+            dq = self.share.start(cursors.last_ds)
+            wait(self.share.products)
+            self.release(cursors)
+            wait(0)
+            self.share.arrive(cursors.last_ds)
+            self.share.add(self.context, work, cursors, dq)
+        else:
+            wait(0)
+            self.release(cursors)
 
 
 @cute.jit
 def all_steps(context: Sm90WideContext, consumer: cutlass.Constexpr[WideConsumer], work: Sm90BackwardWork, p: Cursor):
     """Run all steps of a block of keys (at least one)."""
-    cfg, ends, step = context.cfg, consumer.ends, consumer.step
+    cfg, ends = context.cfg, consumer.ends
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
     head, m_block = work.head_kv * cfg.group, work.block(work.first)
     cursors = Cursors(q, do, p, consume(ends.dK_compute_dS), head, m_block)
-    step(context, consumer, work, (head, m_block), cursors, consumer.applies_mask, False)
+    consumer.step(work, (head, m_block), cursors, consumer.applies_mask, False)
     cursors = cursors.after_first(head, m_block)
     for member in cutlass.range(cfg.group, unroll=1):
         head, of_head = work.head_kv * cfg.group + member, work.of_head(context, member)
@@ -98,17 +93,17 @@ def all_steps(context: Sm90WideContext, consumer: cutlass.Constexpr[WideConsumer
                 begin_partial, end_partial = wg_steps.partial(half, first)
                 for i in cutlass.range(begin_partial, end_partial, unroll=1):
                     m_block = of_head.block(i)
-                    step(context, consumer, work, (head, m_block), cursors, True, True)
+                    consumer.step(work, (head, m_block), cursors, True, True)
                     cursors = cursors.next(head, m_block)
                 begin_full, end_full = wg_steps.full(half, first, work.first)
                 for i in cutlass.range(begin_full, end_full, unroll=1):
                     m_block = of_head.block(i)
-                    step(context, consumer, work, (head, m_block), cursors, False, True)
+                    consumer.step(work, (head, m_block), cursors, False, True)
                     cursors = cursors.next(head, m_block)
         else:
             for i in cutlass.range(first, work.stop, unroll=1):
                 m_block = of_head.block(i)
-                step(context, consumer, work, (head, m_block), cursors, False, True)
+                consumer.step(work, (head, m_block), cursors, False, True)
                 cursors = cursors.next(head, m_block)
     dq = consumer.share.start(cursors.last_ds)
     wait(0)
