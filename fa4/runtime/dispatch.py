@@ -204,13 +204,14 @@ def _sm90_dropout_limits(spec: AttentionSpec) -> list[str]:
 
 _LIMITS = _mod_limits, _block_limits, _captured_limits, _cache_8bit_limits
 _CUTE = ("cutlass.cute", "tvm_ffi")
+_WIDE = HeadDims(multiple=8, largest=256)
 _SM80 = Backend(
     name="sm80",
     summary="CuTe DSL, cp.async and mma.sync: every NVIDIA GPU since Ampere",
     chips="an NVIDIA GPU of compute capability 8.0 or newer",
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
-    head_dims=HeadDims(multiple=8, largest=256),
+    head_dims=_WIDE,
     features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
@@ -228,16 +229,14 @@ _SM90 = Backend(
     requires=_CUTE,
     limits=(*_LIMITS, _sm90_dropout_limits),
 )
-_SM100 = Backend(
+_SM90_WIDE = replace(_SM90, head_dims=_WIDE, limits=_LIMITS)
+_SM100 = replace(
+    _SM90,
     name="sm100",
     summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
     chips="sm_100 or sm_103",
     on=lambda chip: chip.number in (100, 103),
-    dtypes=_HALF,
-    head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-    features=ALL_FEATURES,
     module="fa4.sm100.plan",
-    requires=_CUTE,
     limits=(*_LIMITS, _sm100_page_limits),
 )
 
@@ -247,24 +246,16 @@ BACKENDS: tuple[Backend, ...] = (
     replace(  # a single Q tile leaves tensor memory for wider heads
         _SM100,
         summary="the same, the forward",
-        head_dims=HeadDims(multiple=8, largest=256),
+        head_dims=_WIDE,
         features=_SM100.features - _BACKWARD_FEATURES - {Feature.BLOCK_MASK},
         sizes=FEW_QUERIES,
     ),
     _SM90,
+    replace(_SM90_WIDE, summary="the same, the forward", features=_SM90.features - _BACKWARD_FEATURES),
     replace(
-        _SM90,
-        summary="the same, the forward",
-        head_dims=HeadDims(multiple=8, largest=256),
-        features=_SM90.features - _BACKWARD_FEATURES,
-        limits=_LIMITS,
-    ),
-    replace(
-        _SM90,
+        _SM90_WIDE,
         summary="the same, without functions and masks of callers",
-        head_dims=HeadDims(multiple=8, largest=256),
         features=_SM90.features - MODS | {Feature.DROPOUT},
-        limits=_LIMITS,
     ),
     _SM80,
     Backend(

@@ -39,6 +39,12 @@ class ReadyMade:
         for name, value in zip(self._fields, values, strict=True):
             object.__setattr__(self, name, value)
 
+    def _keep_tensors(self, axes: str, *values: Any, integer: bool = False) -> None:
+        """Initialise from tensors, all of these axes, as in `check_tensor`."""
+        for name, x in zip(self._fields, values):
+            check_tensor(name, x, axes, integer)
+        ReadyMade.__init__(self, *values)
+
     @property
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self._fields)
