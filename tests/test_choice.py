@@ -10,7 +10,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 import fa4
 from fa4.runtime import dispatch
-from fa4.runtime.choice import OTHERWISE, Choice, Condition, Rule, TuningCase, choose, given, head_dims, keys
+from fa4.runtime.choice import OTHERWISE, Choice, Condition, Rule, choose, given
+from fa4.runtime.conditions import TuningCase, head_dims, keys
 from fa4.runtime.device import chip_by_number, emulating
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm80 import tiles as sm80

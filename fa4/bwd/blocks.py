@@ -15,7 +15,7 @@ Each block has a float32 sum of dQ, to which the key blocks add, in a layout cho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -82,6 +82,14 @@ class RowBlocks(Constant):
     pdl: bool = False
     weight_exponent: int = 0
     chained: bool = False
+
+    @classmethod
+    def of(cls, cfg: Any, placement: Placement, packed: int = 1, **others: Any) -> RowBlocks:
+        """Return the row blocks of a main kernel with configuration `cfg`."""
+        return cls(
+            cfg.dtype, cfg.head_dim, cfg.head_dim_v, cfg.tile_m, placement, cfg.varlen, cfg.has_sink, cfg.has_dlse,
+            packed, list_rows=cfg.mods.block[0] * packed if cfg.ordered_by_lists else 0, **others,
+        )  # fmt: skip
 
     def permute_statistics(self, statistics: cute.Tensor) -> cute.Tensor:
         """Return the row statistics, (tile_m, 2, blocks, heads), with rows permuted to the load order of the main

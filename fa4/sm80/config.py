@@ -105,19 +105,8 @@ class Sm80BackwardConfig(Sm80Config, BackwardOptions):
     @property
     def row_blocks(self) -> RowBlocks:
         """Configuration of the kernels before and after the main kernel."""
-        return RowBlocks(
-            self.dtype,
-            self.head_dim,
-            self.head_dim_v,
-            self.tiles.tile_m,
-            Fragments(self.tiles.tile_m, self.dim, self.tiles.warps_q),
-            self.varlen,
-            self.has_sink,
-            self.has_dlse,
-            packed=self.group,
-            semaphores=1 if self.deterministic else 0,
-            list_rows=self.mods.block[0] * self.group if self.ordered_by_lists else 0,
-        )
+        placement = Fragments(self.tile_m, self.dim, self.tiles.warps_q)
+        return RowBlocks.of(self, placement, packed=self.group, semaphores=1 if self.deterministic else 0)
 
     @property
     def smem_bytes(self) -> int:

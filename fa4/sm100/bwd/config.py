@@ -139,11 +139,7 @@ class Sm100BackwardConfig(BackwardVariant):
         """Configuration of the kernels before and after the main kernel."""
         transposed = Columns(self.tile_m, self.columns)
         placement = transposed if self.dq_transposed else Chunks(self.tile_m, self.columns, self.ctas)
-        return RowBlocks(
-            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, semaphores=self.ctas if self.deterministic else 0,
-            list_rows=self.mods.block[0] if self.ordered_by_lists else 0,
-        )  # fmt: skip
+        return RowBlocks.of(self, placement, semaphores=self.ctas if self.deterministic else 0)
 
     @property
     def scores(self) -> Umma:

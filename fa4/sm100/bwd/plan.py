@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...bwd import plan
 from ...core.variant import Variant
-from ...runtime.choice import given
+from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from .config import Sm100BackwardConfig
@@ -42,7 +42,6 @@ def configure(
     tiles = tiles or tiles_for(spec, chip).row
     return Sm100BackwardConfig(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
-        ctas=tiles.ctas,
-        polynomial=tiles.polynomial,
+        **columns(tiles, Sm100BackwardConfig),
         smem_bytes=chip.smem_per_block,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, TuningCase, choose
+from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
+from ...runtime.conditions import TuningCase
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ...core.order import even_l2_group
 from ...core.variant import Variant
@@ -11,7 +12,7 @@ from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...pipeline.smem import SWIZZLE_ALIGN
-from ...runtime.choice import given
+from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
@@ -55,20 +56,15 @@ def configure(
     tiles = tiles or tiles_for(spec, chip).row
     fields, is_split = Variant.fields(spec), splits > 1
     fields["has_sink"] &= not is_split  # the kernel that combines the parts adds the sink
+    packed = _packed_heads(spec, tiles)
+    if is_split:  # there are too few CTAs for pairs
+        tiles = replace(tiles, schedule=Schedule.SINGLE, ctas=1, direct_store=True)
     return Sm100ForwardConfig(
         **fields,
-        packed_heads=_packed_heads(spec, tiles),
-        schedule=Schedule.SINGLE if is_split else tiles.schedule,
-        polynomial=tiles.polynomial,
-        rescale_threshold=tiles.rescale_threshold,
-        sawtooth=tiles.sawtooth,
-        ctas=1 if is_split else tiles.ctas,  # there are too few CTAs for pairs
-        q_tiles=tiles.q_tiles,
-        tile_n=tiles.tile_n,
-        direct_store=tiles.direct_store or is_split,
+        **columns(tiles, Sm100ForwardConfig),
+        packed_heads=packed,
         split=is_split,
         fixed_parts=is_split and spec.batch_invariant,
-        per_sm=tiles.per_sm,
         smem_bytes=_smem_share(chip, tiles.per_sm, JOINING_BYTES if is_split else 0),
     )
 

@@ -6,23 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 
 from ...fwd.rows import padded_heads_of
-from ...runtime.choice import (
-    BLOCKS,
-    CACHE,
-    FP8,
-    FULL,
-    LEFT,
-    MANY,
-    OTHERWISE,
-    SCATTERED,
-    VARLEN,
-    Choice,
-    Condition,
-    Rule,
-    TuningCase,
-    choose,
-    head_dims,
-)
+from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
+from ...runtime.conditions import BLOCKS, CACHE, FP8, FULL, LEFT, MANY, SCATTERED, VARLEN, TuningCase, head_dims
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..tmem import LANES

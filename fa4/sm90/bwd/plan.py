@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from ...bwd import plan
 from ...core.variant import Variant
 from ...pipeline.kernel import RoleKernel
-from ...runtime.choice import given
+from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
@@ -55,18 +54,12 @@ def configure(
     spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles, chained: bool = False
 ) -> Sm90BackwardSteps:
     """Return the compile-time configuration of a problem."""
-    make: Callable[..., Sm90BackwardSteps] = partial(Sm90BackwardConfig, first_writer=tiles.first_writer)
-    if tiles.tile_n == ROWS:
-        make = partial(Sm90WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
+    kind = Sm90WideConfig if tiles.tile_n == ROWS else Sm90BackwardConfig
     spec = replace(spec, deterministic=spec.deterministic or tiles.ordered)
-    return make(
+    return kind(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
-        tile_m=tiles.tile_m,
-        q_stages=tiles.q_stages,
-        stages=tiles.stages,
-        ds_stages=tiles.ds_stages,
+        **columns(tiles, kind),
         sms=chip.sms,
         smem_bytes=chip.smem_per_block,
-        pairs_per_group=tiles.pairs_per_group,
         chained=chained,
     )

@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...runtime.choice import (
-    BLOCKS,
-    CAUSAL,
-    DROPOUT,
-    FULL,
-    LEFT,
-    OTHERWISE,
-    TRACED,
-    VARYING,
-    Choice,
-    Condition,
-    Rule,
-    TuningCase,
-    choose,
-    head_dims,
-    keys,
-)
+from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
+from ...runtime.conditions import BLOCKS, CAUSAL, DROPOUT, FULL, LEFT, TRACED, VARYING, TuningCase, head_dims, keys
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 

@@ -10,7 +10,7 @@ from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
-from ...runtime.choice import given
+from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..fragment import ROWS_PER_WARP
@@ -60,17 +60,10 @@ def configure(
     fields["has_sink"] &= not split  # the combine kernel adds it
     return Sm90ForwardConfig(
         **fields,
+        **columns(tiles, Sm90ForwardConfig),
         packed_heads=packed_heads(spec, extent, tiles),
         split=split,
         fixed_parts=split and spec.batch_invariant,
-        consumers=tiles.consumers,
-        tile_n=tiles.tile_n,
-        most_stages=tiles.most_stages,
-        kv8_stages=tiles.kv8_stages,
-        schedule=tiles.schedule,
-        ping_pong=tiles.ping_pong,
-        ctas=tiles.ctas,
-        rescale_threshold=tiles.rescale_threshold,
         smem_bytes=chip.smem_per_block - (JOINING_BYTES if split else 0),
     )
 

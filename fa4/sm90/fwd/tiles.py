@@ -5,25 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from ...fwd.rows import padded_heads_of
-from ...runtime.choice import (
+from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
+from ...runtime.conditions import (
     BLOCKS,
     CACHE,
     CAUSAL,
     DROPOUT,
     FP8,
     LEFT,
-    OTHERWISE,
     RIGHT,
     SCATTERED,
     SHARED,
     TRACED,
     VARLEN,
     VARYING,
-    Choice,
-    Condition,
-    Rule,
     TuningCase,
-    choose,
     head_dims,
     keys,
 )

@@ -80,11 +80,9 @@ class Sm90BackwardSteps(LaunchOrder):
     @property
     def row_blocks(self) -> RowBlocks:
         """Configuration of the kernels before and after the main kernel."""
-        return ThreadOrderedBlocks(
-            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, self.placement, self.varlen, self.has_sink,
-            self.has_dlse, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True,
-            list_rows=self.mods.block[0] if self.ordered_by_lists else 0, weight_exponent=self.weight_exponent,
-            chained=self.chained,
+        return ThreadOrderedBlocks.of(
+            self, self.placement, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True,
+            weight_exponent=self.weight_exponent, chained=self.chained,
         )  # fmt: skip
 
     @property
