@@ -147,66 +147,6 @@ def check_gradients_under_many_interleavings(
         check_gradients(kernels, problems[i % len(problems)], seed + i, schedule, tiles, sms)
 
 
-def check_a_nan_stays_in_its_row(kernels: Kernels, seed: int) -> None:
-    """In out and in lse, also where rows may be unused and unused rows are zero whatever they hold."""
-    case = Case("nan", batch=2, seqlen_q=150, seqlen_k=200, seqused=((150, 200), (140, 130)), sink=True)
-    problem = cases.make(case, seed)
-    clean = kernels.forward(problem, seed)
-    q = problem.inputs.q.clone()
-    q[0, 77, 1, 5] = torch.nan
-    spoilt = kernels.forward(replace(problem, inputs=problem.inputs._replace(q=q)), seed)
-    assert spoilt[0][0, 77, 1].isnan().all() and spoilt[1][0, 1, 77].isnan()
-    for x, expected, place in ((spoilt[0], clean[0], (0, 77, 1)), (spoilt[1], clean[1], (0, 1, 77))):
-        x[place] = expected[place]
-        assert torch.equal(x, expected), f"seed {seed}"
-
-
-def check_strided_and_expanded_inputs(kernels: Kernels, seed: int) -> None:
-    """Heads-first memory, a k and v that share one tensor, a batch axis of stride 0."""
-    problem = cases.make(Case("strided", batch=2, seqlen_q=130, seqlen_k=140, head_dim=64), seed)
-    inputs = problem.inputs
-    kv = torch.cat((inputs.k, inputs.v), dim=-1)
-    q = inputs.q.transpose(1, 2).contiguous().transpose(1, 2)
-    k, v = kv[..., :64], kv[..., 64:][:1].expand(2, -1, -1, -1)
-    problem = replace(problem, inputs=inputs._replace(q=q, k=k, v=v))
-    out, lse = kernels.forward(problem, seed, "random")
-    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
-
-
-def check_the_public_function_comes_here(kernels: Kernels, case: Case, row: str, seed: int) -> None:
-    """`flash_attn_func` on CPU tensors inside the emulator takes this backend, and says so and by which row."""
-    problem = cases.make(case, seed)
-    with emulate(kernels.chip, sms=2, seed=seed):
-        out, lse = problem.call(backend=kernels.backend)
-        auto, _ = problem.call()
-        explanation = fa4.explain(problem.inputs.q, problem.inputs.k, problem.inputs.v, causal=case.causal)
-    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
-    assert torch.equal(out, auto)
-    assert explanation.chosen == kernels.backend and row in explanation.tiles
-
-
-def check_rows_that_one_key_rules(kernels: Kernels, seed: int) -> None:
-    """The weight of the key that rules a row is no power of two where O tolerates that the maximum has grown. Its
-    rounding must not show: neither in out as a whole nor, so, in all of a row's dS, which are from dP - rowsum(dO * O).
-
-    Of 320 keys two count, the first among the last to be visited; it weighs a little less than 32 (1 + 2^-8) times as
-    much as the other, and is rounded down to 32.
-    """
-    first, other, growth = 10, 200, 5 + math.log2(1 + 0.98 / 256)
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.zeros(2, 64, 4, 64, dtype=torch.bfloat16), torch.zeros(2, 320, 4, 64, dtype=torch.bfloat16)
-    v = torch.randn(k.shape, generator=generator).to(torch.bfloat16)
-    q[..., 0], k[..., 0] = 1, -8
-    k[:, other, :, 0], k[:, first, :, 0] = 0, 1
-    with emulate(kernels.chip, sms=2, seed=seed):
-        options = dict(causal=True, softmax_scale=growth * math.log(2), backend=kernels.backend)
-        out = fa4.flash_attn_func(q, k, v, **options).double()
-    expected = (2**growth * v[:, first].double() + v[:, other].double())[:, None] / (2**growth + 1)
-    off = float((out * expected).sum() / (expected * expected).sum().mul(64) - 1)
-    # What rounding out itself does is another for each of the 512 elements. The rounding of the weight is 2^-8.
-    assert abs(off) < 2**-11, f"out is {off:.2e} off as a whole, seed {seed}"
-
-
 def check_small_logits_under_a_softcap(kernels: Kernels, seed: int) -> None:
     """One key a row, so that lse is its logit, and scores that are single products: each logit is as exact as float32
     allows, however much larger the cap is, and has the same bits beside large ones and a NaN."""
@@ -231,10 +171,83 @@ def check_small_logits_under_a_softcap(kernels: Kernels, seed: int) -> None:
     assert torch.equal(lses[0][is_small], lses[1][is_small]), f"seed {seed}"
 
 
-def check_gradients_through_autograd(kernels: Kernels, case: Case, seed: int) -> None:
-    """Both directions by the public function."""
-    problem = cases.make(case, seed)
-    with emulate(kernels.chip, seed=seed):
-        out, lse, grads = problem.call_with_gradients(backend=kernels.backend)
-    judgements = cases.judge_forward(problem, out, lse) + judge_gradients(problem, grads)
-    cases.assert_right(judgements, f"{case}, seed {seed}")
+class SharedForwardTests:
+    """Tests of the forward of every chip with kernels of its own. row: name of the tiles of the case "causal"."""
+
+    kernels: Kernels
+    row: str
+
+    def test_a_nan_in_a_query_shows_in_its_row_alone(self, seed: int) -> None:
+        """In out and in lse, also where rows may be unused and unused rows are zero whatever they hold."""
+        case = Case("nan", batch=2, seqlen_q=150, seqlen_k=200, seqused=((150, 200), (140, 130)), sink=True)
+        problem = cases.make(case, seed)
+        clean = self.kernels.forward(problem, seed)
+        q = problem.inputs.q.clone()
+        q[0, 77, 1, 5] = torch.nan
+        spoilt = self.kernels.forward(replace(problem, inputs=problem.inputs._replace(q=q)), seed)
+        assert spoilt[0][0, 77, 1].isnan().all() and spoilt[1][0, 1, 77].isnan()
+        for x, expected, place in ((spoilt[0], clean[0], (0, 77, 1)), (spoilt[1], clean[1], (0, 1, 77))):
+            x[place] = expected[place]
+            assert torch.equal(x, expected), f"seed {seed}"
+
+    def test_strided_and_expanded_inputs(self, seed: int) -> None:
+        """Heads-first memory, a k and v that share one tensor, a batch axis of stride 0."""
+        problem = cases.make(Case("strided", batch=2, seqlen_q=130, seqlen_k=140, head_dim=64), seed)
+        inputs = problem.inputs
+        kv = torch.cat((inputs.k, inputs.v), dim=-1)
+        q = inputs.q.transpose(1, 2).contiguous().transpose(1, 2)
+        k, v = kv[..., :64], kv[..., 64:][:1].expand(2, -1, -1, -1)
+        problem = replace(problem, inputs=inputs._replace(q=q, k=k, v=v))
+        out, lse = self.kernels.forward(problem, seed, "random")
+        cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+    def test_public_function_dispatches_here(self, seed: int) -> None:
+        """`flash_attn_func` on CPU tensors inside the emulator takes this backend, and says so and by which row."""
+        problem = cases.make(cases.CASES["causal"], seed)
+        with emulate(self.kernels.chip, sms=2, seed=seed):
+            out, lse = problem.call(backend=self.kernels.backend)
+            auto, _ = problem.call()
+            explanation = fa4.explain(problem.inputs.q, problem.inputs.k, problem.inputs.v, causal=True)
+        cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+        assert torch.equal(out, auto)
+        assert explanation.chosen == self.kernels.backend and self.row in explanation.tiles
+
+    def test_rows_that_one_key_rules(self, seed: int) -> None:
+        """The weight of the key that rules a row is no power of two where O tolerates that the maximum has grown. Its
+        rounding must not show: neither in out as a whole nor, so, in all of a row's dS, which are from
+        dP - rowsum(dO * O).
+
+        Of 320 keys two count, the first among the last to be visited; it weighs a little less than 32 (1 + 2^-8) times
+        as much as the other, and is rounded down to 32.
+        """
+        first, other, growth = 10, 200, 5 + math.log2(1 + 0.98 / 256)
+        generator = torch.Generator().manual_seed(seed)
+        q, k = torch.zeros(2, 64, 4, 64, dtype=torch.bfloat16), torch.zeros(2, 320, 4, 64, dtype=torch.bfloat16)
+        v = torch.randn(k.shape, generator=generator).to(torch.bfloat16)
+        q[..., 0], k[..., 0] = 1, -8
+        k[:, other, :, 0], k[:, first, :, 0] = 0, 1
+        with emulate(self.kernels.chip, sms=2, seed=seed):
+            options = dict(causal=True, softmax_scale=growth * math.log(2), backend=self.kernels.backend)
+            out = fa4.flash_attn_func(q, k, v, **options).double()
+        expected = (2**growth * v[:, first].double() + v[:, other].double())[:, None] / (2**growth + 1)
+        off = float((out * expected).sum() / (expected * expected).sum().mul(64) - 1)
+        # What rounding out itself does is another for each of the 512 elements. The rounding of the weight is 2^-8.
+        assert abs(off) < 2**-11, f"out is {off:.2e} off as a whole, seed {seed}"
+
+    def test_small_logits_under_a_softcap(self, seed: int) -> None:
+        check_small_logits_under_a_softcap(self.kernels, seed)
+
+
+class SharedBackwardTests:
+    """Tests of the backward of every chip with kernels of its own."""
+
+    kernels: Kernels
+
+    def test_gradients_through_autograd(self, seed: int) -> None:
+        """Both directions by the public function."""
+        case = cases.CASES["causal_d128"]
+        problem = cases.make(case, seed)
+        with emulate(self.kernels.chip, seed=seed):
+            out, lse, grads = problem.call_with_gradients(backend=self.kernels.backend)
+        judgements = cases.judge_forward(problem, out, lse) + judge_gradients(problem, grads)
+        cases.assert_right(judgements, f"{case}, seed {seed}")

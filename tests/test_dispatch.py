@@ -411,8 +411,8 @@ def test_another_package_called_cutlass_is_not_the_dsl(monkeypatch, tmp_path):
     for name in [name for name in sys.modules if name.split(".")[0] == "cutlass"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert not dispatch._installed.__wrapped__("cutlass.cute")
-    assert not dispatch._installed.__wrapped__("no_such_package.part")
+    assert not dispatch.is_installed.__wrapped__("cutlass.cute")
+    assert not dispatch.is_installed.__wrapped__("no_such_package.part")
 
 
 def test_what_several_rows_of_a_backend_lack_is_told_once():

@@ -15,6 +15,7 @@ from tests.kvcache.problem import CacheCase, build, shared_front
 
 pytestmark = needs_gpu
 
+GEMMA = dict(capacity=4096, heads_q=8, heads_kv=4, head_dim=256, window_size=(1023, 0))
 LONG = (
     CacheCase("long", (100_000, 31_337), capacity=100_352, page_size=64, heads_q=8, heads_kv=2, head_dim=128),
     CacheCase("long_dense", (100_000, 777), capacity=100_352, heads_q=8, heads_kv=2, head_dim=128, new=1),
@@ -36,30 +37,8 @@ LONG = (
         rotary="halves",
         rotary_dim=64,
     ),
-    CacheCase(
-        "gemma_2",
-        (1000, 3, 4090),
-        new=1,
-        capacity=4096,
-        page_size=16,
-        heads_q=8,
-        heads_kv=4,
-        head_dim=256,
-        softcap=50.0,
-        window_size=(1023, 0),
-    ),
-    CacheCase(
-        "gemma_3_chunk",
-        (1000, 3, 3000),
-        new=300,
-        queries=300,
-        capacity=4096,
-        page_size=64,
-        heads_q=8,
-        heads_kv=4,
-        head_dim=256,
-        window_size=(1023, 0),
-    ),
+    CacheCase("gemma_2", (1000, 3, 4090), new=1, page_size=16, softcap=50.0, **GEMMA),
+    CacheCase("gemma_3_chunk", (1000, 3, 3000), new=300, queries=300, page_size=64, **GEMMA),
     CacheCase("many_fp8", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, head_dim=128, fp8="heads"),
     CacheCase("many", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, heads_kv=1, head_dim=128),
 )

@@ -100,7 +100,7 @@ _SM90_FORWARD = (
         *("causal", "window_both_sides", "packed_with_all", "seqused_dense", "half_block_alone"),
         "head_dim_192_128_many",
     ),
-    "tests/sm90/test_splits.py::test_parts_are_joined[group_of_five_whole]",
+    "tests/test_parts.py::test_parts_are_joined[sm90-group_of_five_whole]",
 )
 _SM100_FORWARD = (
     "tests/sm100/test_forward.py::test_chip_and_problem_decide_about_different_columns",
@@ -278,7 +278,7 @@ AREAS = (
             "tests/mods/test_emulated.py::test_forward_and_gradients[sm90-documents]",
             # What the chips share: launches, rows and work of forwards, steps that no round of threads divides.
             *_cases("tests/sm90/test_forward.py::test_case", "seqused_dense"),
-            "tests/sm90/test_splits.py::test_parts_are_joined[group_of_five_whole]",
+            "tests/test_parts.py::test_parts_are_joined[sm90-group_of_five_whole]",
             *_cases("tests/sm100/test_forward.py::test_case", "causal"),
             *_cases("tests/sm90/test_backward.py::test_gradients_of_named_case", "head_dim_40_128"),
         ),

@@ -25,9 +25,9 @@ from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles, tiles_for
 from fa4.sm100.plan import Plan
 from tests.emulated import (
     Kernels,
+    SharedBackwardTests,
     bits,
     check_gradients,
-    check_gradients_through_autograd,
     check_gradients_under_many_interleavings,
     given,
     judge_gradients,
@@ -66,6 +66,10 @@ def rows_for(problem: cases.Problem) -> tuple[BackwardTiles, ...]:
     return (SINGLE, PAIR) if tiles_for(problem.spec, chip_by_number(100)).row is PAIR else (SINGLE,)
 
 
+class TestShared(SharedBackwardTests):
+    kernels = KERNELS
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_gradients_of_named_case(name, seed):
     problem = cases.make(SERVED[name], seed)
@@ -87,10 +91,6 @@ def test_gradients_under_many_interleavings(name, seed):
     problem = cases.make(SERVED[name], seed)
     for tiles in rows_for(problem):
         check_gradients_under_many_interleavings(KERNELS, [problem], seed, tiles)
-
-
-def test_gradients_through_autograd(seed):
-    check_gradients_through_autograd(KERNELS, SERVED["causal_d128"], seed)
 
 
 def test_training_gives_the_losses_of_the_portable_backend(seed):

@@ -11,29 +11,8 @@ from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm100 import tmem
 from fa4.sm100.fwd.kernel import channels, roles, smem_map, tmem_map
 from fa4.sm100.fwd.plan import Sm100Forward
-from fa4.sm100.fwd.tiles import tiles_for
-from tests import parts
-from tests.sm100.test_forward import KERNELS
 
 CHIP = device.chip_by_number(100)
-
-
-def judge(name: str, seed: int, interleavings) -> None:
-    parts.judge(
-        KERNELS, lambda problem: tiles_for(problem.spec, CHIP, problem.inputs.extent).row, name, seed, interleavings
-    )
-
-
-@pytest.mark.parametrize("name", sorted(parts.CASES.keys() - parts.SOAK_ONLY))
-def test_parts_are_joined(name, seed):
-    judge(name, seed, parts.two_of_the_schedules(seed))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", parts.CASES)
-def test_parts_are_joined_under_many_interleavings(name, seed):
-    judge(name, seed, parts.many_interleavings(seed))
 
 
 DECODE = ProblemSize(1, 1, 8192)

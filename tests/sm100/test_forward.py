@@ -24,13 +24,9 @@ from fa4.torch_ops.run import forward
 from tests.emulated import (
     SOAK_ONLY,
     Kernels,
-    check_a_nan_stays_in_its_row,
+    SharedForwardTests,
     check_forward,
     check_forward_under_many_interleavings,
-    check_rows_that_one_key_rules,
-    check_small_logits_under_a_softcap,
-    check_strided_and_expanded_inputs,
-    check_the_public_function_comes_here,
     poison_unused,
 )
 from tests.sm100.named import CASES
@@ -54,6 +50,10 @@ LIKE_OTHERS = {
     "seqused_queries_only",
     "varlen_different_k",
 }
+
+
+class TestShared(SharedForwardTests):
+    kernels, row = KERNELS, "dynamic for all others"
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - SOAK_ONLY - LIKE_OTHERS))
@@ -147,10 +147,6 @@ def test_one_q_tile_a_cta(seed):
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
-def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
-    check_a_nan_stays_in_its_row(KERNELS, seed)
-
-
 @pytest.mark.parametrize(
     ("fit", "pairs", "l2_group"), [(6, 32, 4), (100, 512, 64), (25, 16, 16), (3, 16, 2), (5, 7, 5), (0, 8, 1)]
 )
@@ -211,22 +207,6 @@ def test_two_ctas_share_a_tile_where_it_is_full(changes, rows, ctas):
 def test_head_dims_decide_how_many_exponentials_are_polynomials(dims, polynomial):
     spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1)
     assert tiles_for(spec, device.chip_by_number(100)).row.polynomial == polynomial
-
-
-def test_strided_and_expanded_inputs(seed):
-    check_strided_and_expanded_inputs(KERNELS, seed)
-
-
-def test_rows_that_one_key_rules(seed):
-    check_rows_that_one_key_rules(KERNELS, seed)
-
-
-def test_small_logits_under_a_softcap(seed):
-    check_small_logits_under_a_softcap(KERNELS, seed)
-
-
-def test_public_function_dispatches_here(seed):
-    check_the_public_function_comes_here(KERNELS, CASES["causal"], "dynamic for all others", seed)
 
 
 @pytest.mark.parametrize("number", [100, 103])

@@ -21,13 +21,7 @@ from fa4.sm90.bwd.plan import Sm90Backward, configure
 from fa4.sm90.bwd.tiles import TILES, BackwardTiles, tiles_for
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
-from tests.emulated import (
-    Kernels,
-    bits,
-    check_gradients,
-    check_gradients_through_autograd,
-    check_gradients_under_many_interleavings,
-)
+from tests.emulated import Kernels, SharedBackwardTests, bits, check_gradients, check_gradients_under_many_interleavings
 from tests.sm100.named import BACKWARD, CASES
 
 CHIP = chip_by_number(90)
@@ -74,6 +68,10 @@ SERVED = {case.name: replace(case, heads_q=4) if case.sink else case for case in
 QUICK = ("wide_window_softcap", "wide_causal_gqa", "head_dim_40_128", "window_softcap_gqa", "varlen_sink")
 ROWS = ("d64", "d96", "d96_ordered", "d128", "d128_cut", "softcap", "d192", "d192_softcap")
 KERNELS = Kernels("sm90", "sm_90a", Plan)
+
+
+class TestShared(SharedBackwardTests):
+    kernels = KERNELS
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -191,10 +189,6 @@ def test_whoever_comes_first_stores_and_others_add(window, heads_kv, seed):
     problem = cases.make(Case("unordered", seqlen_q=360, seqlen_k=420, **shape), seed)
     for schedule in SCHEDULES:
         check_gradients(KERNELS, problem, seed, schedule, sms=3)
-
-
-def test_gradients_through_autograd(seed):
-    check_gradients_through_autograd(KERNELS, SERVED["causal_d128"], seed)
 
 
 @pytest.mark.soak

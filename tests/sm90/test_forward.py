@@ -21,17 +21,7 @@ from fa4.sm90.fwd.plan import Sm90Forward, configure
 from fa4.sm90.fwd.tiles import ForwardTiles, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.torch_ops.run import forward
-from tests.emulated import (
-    SOAK_ONLY,
-    Kernels,
-    check_a_nan_stays_in_its_row,
-    check_forward,
-    check_forward_under_many_interleavings,
-    check_rows_that_one_key_rules,
-    check_small_logits_under_a_softcap,
-    check_strided_and_expanded_inputs,
-    check_the_public_function_comes_here,
-)
+from tests.emulated import SOAK_ONLY, Kernels, SharedForwardTests, check_forward, check_forward_under_many_interleavings
 from tests.sm90.named import CASES
 
 KERNELS = Kernels("sm90", "sm_90a", Plan)
@@ -55,6 +45,10 @@ LIKE_OTHERS = {
     "varlen_different_k",
     "varlen_with_empty",
 }
+
+
+class TestShared(SharedForwardTests):
+    kernels, row = KERNELS, "many short masked rows"
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - SOAK_ONLY - LIKE_OTHERS))
@@ -125,26 +119,6 @@ def test_no_cta_ends_while_its_stores_read_shared_memory(seed):
     problem = cases.make(Case("short", seqlen_q=130, seqlen_k=130, head_dim=64, causal=True), seed)
     with emulate(KERNELS.chip, sms=2, seed=seed, checks=Checks(leftovers=True)):
         forward(problem.inputs, problem.spec, KERNELS.made(problem.spec, problem.inputs))
-
-
-def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
-    check_a_nan_stays_in_its_row(KERNELS, seed)
-
-
-def test_strided_and_expanded_inputs(seed):
-    check_strided_and_expanded_inputs(KERNELS, seed)
-
-
-def test_rows_that_one_key_rules(seed):
-    check_rows_that_one_key_rules(KERNELS, seed)
-
-
-def test_small_logits_under_a_softcap(seed):
-    check_small_logits_under_a_softcap(KERNELS, seed)
-
-
-def test_public_function_dispatches_here(seed):
-    check_the_public_function_comes_here(KERNELS, CASES["causal"], "many short masked rows", seed)
 
 
 def test_every_head_dim_fits_the_chip():

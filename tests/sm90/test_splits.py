@@ -8,31 +8,6 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from fa4.runtime import device
 from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm90.fwd.plan import Sm90Forward
-from fa4.sm90.fwd.tiles import tiles_for
-from tests import parts
-from tests.sm90.test_forward import KERNELS
-
-
-def judge(name: str, seed: int, interleavings) -> None:
-    parts.judge(
-        KERNELS,
-        lambda problem: tiles_for(problem.spec, device.chip_by_number(90), problem.inputs.extent).row,
-        name,
-        seed,
-        interleavings,
-    )
-
-
-@pytest.mark.parametrize("name", sorted(parts.CASES.keys() - parts.SOAK_ONLY))
-def test_parts_are_joined(name, seed):
-    judge(name, seed, parts.two_of_the_schedules(seed))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", parts.CASES)
-def test_parts_are_joined_under_many_interleavings(name, seed):
-    judge(name, seed, parts.many_interleavings(seed))
 
 
 @pytest.mark.parametrize(
