@@ -48,26 +48,25 @@ def _swizzled(name: str, address: str, transposed: bool) -> str:
 
 def _prepare_swizzled(columns: int, transposed: tuple[bool, bool]) -> str:
     """As `_prepare`."""
-    zeros = "".join(f"mov.f32 d{i}, 0f00000000;" for i in range(columns // 2))
-    return f"""
-    mov.b32 one, {_ONE}; shl.b32 c, thread, 4; add.u32 place, room, c;
-    FILL: st.shared.v4.b32 [place], {{one, one, one, one}};
-    add.u32 place, place, 2048; add.u32 c, c, 2048; setp.lt.u32 p, c, {_SWIZZLED_A + _SWIZZLED_B}; @p bra FILL;
-    fence.proxy.async.shared::cta; bar.sync 0; setp.ne.b32 on, one, 0; ld.shared.v4.b32 {{a0, a1, a2, a3}}, [room];
-    {_swizzled("a", "room", transposed[0])} add.u32 place, room, {_SWIZZLED_A};
-    {_swizzled("b", "place", transposed[1])} {zeros}
-    """
+    a, b = _swizzled("a", "room", transposed[0]), _swizzled("b", "place", transposed[1])
+    return _filled(columns, _SWIZZLED_A, _SWIZZLED_B, a, b)
 
 
 def _prepare(columns: int) -> str:
     """Ones into both operands, zeros into D."""
+    return _filled(columns, _A_BYTES, _B_BYTES, _descriptor("a", "room"), _descriptor("b", "place"))
+
+
+def _filled(columns: int, a_bytes: int, b_bytes: int, a: str, b: str) -> str:
+    """PTX of `_prepare`. a, b: that of the operands' descriptors."""
     zeros = "".join(f"mov.f32 d{i}, 0f00000000;" for i in range(columns // 2))
     return f"""
     mov.b32 one, {_ONE}; shl.b32 c, thread, 4; add.u32 place, room, c;
     FILL: st.shared.v4.b32 [place], {{one, one, one, one}};
-    add.u32 place, place, 2048; add.u32 c, c, 2048; setp.lt.u32 p, c, {_A_BYTES + _B_BYTES}; @p bra FILL;
+    add.u32 place, place, 2048; add.u32 c, c, 2048; setp.lt.u32 p, c, {a_bytes + b_bytes}; @p bra FILL;
     fence.proxy.async.shared::cta; bar.sync 0; setp.ne.b32 on, one, 0; ld.shared.v4.b32 {{a0, a1, a2, a3}}, [room];
-    {_descriptor("a", "room")} add.u32 place, room, {_A_BYTES}; {_descriptor("b", "place")} {zeros}
+    {a} add.u32 place, room, {a_bytes};
+    {b} {zeros}
     """
 
 
