@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -197,29 +197,40 @@ def _flash_attention_forward_inplace(out: Tensor, *args: Any, **kwargs: Any) -> 
     return lse
 
 
-def _flash_attention_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    rng_state: Tensor,
-    unused: Tensor,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
-) -> tuple[Tensor, ...]:
-    inputs = AttentionInputs(query, key, value, None, cum_seq_q, cum_seq_k, None, None, max_q, max_k)
-    options = Options(scale, is_causal, (window_size_left, window_size_right))
-    return _backward(Saved(out, logsumexp, grad_out), inputs, options, _dropout(query, dropout_p, rng_state))
+class _BackwardArguments(NamedTuple):
+    """Arguments of torch's backward operators, of packed sequences and of tensors (batch, heads, seqlen, head_dim)."""
+
+    grad_out: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+    logsumexp: Tensor
+    cum_seq_q: Tensor | None
+    cum_seq_k: Tensor | None
+    max_q: int
+    max_k: int
+    dropout_p: float
+    is_causal: bool
+    seed: Tensor  # see `_rng_results`
+    offset: Tensor
+    scale: float | None = None
+    window_size_left: int | None = None
+    window_size_right: int | None = None
+
+    @property
+    def options(self) -> Options:
+        return Options(self.scale, self.is_causal, (self.window_size_left, self.window_size_right))
+
+    @property
+    def mods(self) -> Mods | None:
+        return _dropout(self.query, self.dropout_p, self.seed)
+
+
+def _flash_attention_backward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    a = _BackwardArguments(*args, **kwargs)
+    inputs = AttentionInputs(a.query, a.key, a.value, None, a.cum_seq_q, a.cum_seq_k, None, None, a.max_q, a.max_k)
+    return _backward(Saved(a.out, a.logsumexp, a.grad_out), inputs, a.options, a.mods)
 
 
 def _sdpa_forward(
@@ -247,37 +258,21 @@ def _sdpa_forward(
     return attend(query, key, value)
 
 
-def _sdpa_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
-    if dropout_p:
-        mods = _dropout(query, dropout_p, philox_seed)
-        q, k, v, out, grad_out = _swap_rows_and_heads(query, key, value, out, grad_out)
-        grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), Options(scale, is_causal), mods)
-        return tuple(_in_layout_of(grad, x) for grad, x in zip(_swap_rows_and_heads(*grads), (query, key, value)))
-    tensors, key_options = (query, key, value, out, grad_out), (is_causal, scale)
+def _sdpa_backward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    a = _BackwardArguments(*args, **kwargs)
+    tensors = query, key, value, out, grad_out = a.query, a.key, a.value, a.out, a.grad_out
+    if a.dropout_p:
+        q, k, v, out, grad_out = _swap_rows_and_heads(*tensors)
+        grads = _backward(Saved(out, a.logsumexp, grad_out), AttentionInputs(q, k, v), a.options, a.mods)
+        return tuple(_in_layout_of(grad, x) for grad, x in zip(_swap_rows_and_heads(*grads), tensors))
+    key_options = a.is_causal, a.scale
     attend = _dense_backward.find(tensors, key_options)
     if attend is None:
-        options = Options(scale, is_causal, deterministic=torch.are_deterministic_algorithms_enabled())
+        options = a.options._replace(deterministic=torch.are_deterministic_algorithms_enabled())
         cached = cached_call(_inputs(query, key, value), options)
         attend = _DenseBackward(cached, *tensors)
         _dense_backward.keep(tensors, key_options, attend, cached)
-    return attend(query, key, value, out, logsumexp, grad_out)
+    return attend(query, key, value, out, a.logsumexp, grad_out)
 
 
 def _refuse_on_cpu(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:
