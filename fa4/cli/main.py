@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -35,14 +33,7 @@ def main() -> None:
     """Attention kernels for NVIDIA Blackwell in CuTe DSL, with portable paths for every other device."""
 
 
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is missing
-        return False
-
-
-if _is_there("warpcheck.machine"):
+if dispatch.is_installed("warpcheck.machine"):
     from ..emulator.cli import emulate_command
 
     main.add_command(emulate_command)
@@ -98,7 +89,7 @@ def environment() -> dict:
         "versions": {name: _version(name) for name in distributions},
         "cuda": torch.version.cuda,
         "chip": {**dataclasses.asdict(chip), "text": str(chip)},
-        "emulator": _is_there("warpcheck.machine._core"),
+        "emulator": dispatch.is_installed("warpcheck.machine._core"),
         "backends": {name: {"runs": not reasons, "reasons": reasons} for name, reasons in backends.items()},
         "variables": {v.name: {"value": os.environ.get(v.name), "default": v.default} for v in VARIABLES},
     }
@@ -209,7 +200,7 @@ def cache(clean: bool, everything: bool) -> None:
         click.echo(f"removed {len(removed)} kernels, {sum(entry.size for entry in removed) / 1e6:.1f} MB")
     elif clean:
         click.echo("nothing is removed from a directory of `fa4 compile`; --all removes all")
-    current = jit.fingerprint() if importlib.util.find_spec("cutlass") else ""
+    current = jit.fingerprint() if dispatch.is_installed("cutlass") else ""
     folders: dict[str, list[disk.Entry]] = {}
     for entry in disk.entries(root):
         folders.setdefault(entry.path.parent.name, []).append(entry)
@@ -303,7 +294,7 @@ def _attention_on_an_emulated_chip(model) -> list[str]:
     from ..oracle import cases, reference
     from .demo import first_attention
 
-    missing = [name for name in ("cutlass", "warpcheck.machine._core") if not _is_there(name)]
+    missing = [name for name in ("cutlass", "warpcheck.machine._core") if not dispatch.is_installed(name)]
     if missing:
         return [f"emulated        not here: {' and '.join(missing)} is not installed"]
     from ..emulator import emulate

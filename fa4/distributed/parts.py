@@ -146,11 +146,7 @@ class PaddedParts(Parts):
         self.flags, self.group_rank, self._chunk = flags, group_rank, rows // 2
 
     def call(self, queries: Chunks, chunks: int, total_chunks: int, flags: Flags) -> ChunkCall:
-        rows = {
-            Chunks.BOTH: _ALL,
-            Chunks.EARLY: slice(0, self._chunk),
-            Chunks.LATE: slice(self._chunk, None),
-        }
+        rows = {Chunks.BOTH: _ALL, Chunks.EARLY: slice(0, self._chunk), Chunks.LATE: slice(self._chunk, None)}
         return ChunkCall(flags, rows[queries], _ALL if chunks == total_chunks else slice(0, chunks * self._chunk))
 
     def join(self, early: Tensor, late: Tensor, axis: int) -> Tensor:

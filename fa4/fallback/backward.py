@@ -33,12 +33,7 @@ def backward_pass(
     spec, (out, lse, dout, dlse), (dq, dk, dv, dsink) = part.spec, saved, grads
     dtype = dq.dtype
     q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
-    dout_view, dq_view, dk_view, dv_view = (
-        part.q_view(dout),
-        part.q_view(dq),
-        part.k_view(dk),
-        part.k_view(dv),
-    )
+    dout_view, dq_view, dk_view, dv_view = (part.q_view(dout), part.q_view(dq), part.k_view(dk), part.k_view(dv))
     row_term = _row_term(part, out, dout, dlse, dtype)
     row_lse = part.row_view(lse)
     # exp(S - inf) = 0 for every key of a row without visible keys, and for a sink of -inf.

@@ -29,12 +29,7 @@ class Plan(plan.Plan):
         return f"{tiles.TILE_M} queries x {tiles.TILE_N} keys, {dtype} arithmetic"
 
     def forward(
-        self,
-        inputs: AttentionInputs,
-        out: Tensor,
-        lse: Tensor,
-        mods: Mods | None = None,
-        cache: Cache | None = None,
+        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None, cache: Cache | None = None
     ) -> None:
         modified = ModifiedCall.of(mods, self.spec, inputs.max_seqlen_k)
         with _without_autocast(out.device):

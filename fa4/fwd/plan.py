@@ -71,12 +71,7 @@ class ForwardDirection(Generic[Config]):
         self._fixed_arguments = jit.fixed(scalars), jit.fixed(sizes)
 
     def launch(
-        self,
-        inputs: AttentionInputs,
-        out: Tensor,
-        lse: Tensor,
-        mods: Mods | None = None,
-        cache: Cache | None = None,
+        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None, cache: Cache | None = None
     ) -> None:
         if self._has_bytes:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))

@@ -19,14 +19,8 @@ from ..api.dense import flash_attn_func
 from ..distributed import context_parallel_attention
 from .core_attention import METHODS, PackedSequences, attend_packed, mask_mod_of
 
-_CAUSAL = {
-    "no_mask": False,
-    "padding": False,
-    "arbitrary": False,
-    "causal": True,
-    "padding_causal": True,
-    "causal_bottom_right": True,
-}
+_CAUSAL = dict.fromkeys(("no_mask", "padding", "arbitrary"), False)
+_CAUSAL |= dict.fromkeys(("causal", "padding_causal", "causal_bottom_right"), True)
 
 
 class CoreAttention(nn.Module):

@@ -247,12 +247,7 @@ _CAUSAL = "causal_mask_function"
 _FULL = "bidirectional_mask_function"
 _PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
 # Parts of mask functions that the arguments of `attention` also express. Others make a BlockMask: correct, but slower.
-_SUPPORTED = {
-    _CAUSAL,
-    "sliding_window_overlay.<locals>.inner_mask",
-    _FULL,
-    _PACKED,
-}
+_SUPPORTED = {_CAUSAL, "sliding_window_overlay.<locals>.inner_mask", _FULL, _PACKED}
 _COMBINED = {
     "and_masks.<locals>.and_mask": "mask_functions",
     "remap_positions_for_packed_sequence.<locals>.inner_mask": "mask_function",

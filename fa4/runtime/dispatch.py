@@ -108,7 +108,7 @@ class Backend:
         if self.sizes is not None and not self.sizes.take(spec, extent):
             reasons.append(f"is only for {self.sizes.text}")
         reasons += [
-            f"needs the module {name}, which is not installed" for name in self.requires if not _installed(name)
+            f"needs the module {name}, which is not installed" for name in self.requires if not is_installed(name)
         ]
         if spec.dtype not in self.dtypes:
             reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
@@ -184,10 +184,7 @@ def _cache_8bit_limits(spec: AttentionSpec) -> list[str]:
     return []
 
 
-@_limit(
-    "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192",
-    Feature.PAGES,
-)
+@_limit("pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192", Feature.PAGES)
 def _sm100_page_limits(spec: AttentionSpec) -> list[str]:
     lacks, widest = list[str](), max(spec.head_dim, spec.head_dim_v)
     if spec.cache is not None and spec.cache.is_scattered and widest > 192:
@@ -272,7 +269,8 @@ BACKENDS: tuple[Backend, ...] = (
 
 
 @functools.cache
-def _installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the package is missing, or another one has its name

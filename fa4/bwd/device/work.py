@@ -35,13 +35,6 @@ class HasKeys(Protocol):
     def k(self) -> Rows: ...
 
 
-class HasRanks(Protocol):
-    """Arguments of a main kernel; see `ranks`."""
-
-    @property
-    def ranks(self) -> cute.Tensor: ...
-
-
 class KeyBlock(NamedTuple):
     """A block of `cfg.cluster_tile_n` keys, and its query blocks first <= m < stop, of `cfg.tile_m` queries."""
 
@@ -120,7 +113,8 @@ def order_index(order: Order, mask: Band, m_block: Int32, tile: Tile) -> Int32:
     return order.order_index(tile, key_blocks.first, key_blocks.stop)
 
 
-def order_index_by_lists(args: HasRanks, cfg: BackwardOptions, block: Int32, head: Int32, n_block: Int32) -> Int32:
-    """`order_index` with the lists of a block mask. block: index of the query block in the row workspaces."""
+def order_index_by_lists(ranks: cute.Tensor, cfg: BackwardOptions, block: Int32, head: Int32, n_block: Int32) -> Int32:
+    """`order_index` with the lists of a block mask. ranks: see `ranks`. block: index of the query block in the row
+    workspaces."""
     tiles = cfg.mods.block[1] // cfg.cluster_tile_n
-    return args.ranks[n_block // tiles, block, head] * tiles + n_block % tiles
+    return ranks[n_block // tiles, block, head] * tiles + n_block % tiles

@@ -63,6 +63,5 @@ class Gather(Constant):
 def _copy(source: cute.Pointer, smem_address: Int32, nbytes: Int32) -> None:
     """Start to copy `nbytes` bytes and fill up to 16 with zeros."""
     cute.arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
-        read_only_args=[smem_address, source.toint(), nbytes],
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};", read_only_args=[smem_address, source.toint(), nbytes]
     )

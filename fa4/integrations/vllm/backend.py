@@ -106,15 +106,9 @@ class MetadataBuilder(AttentionMetadataBuilder):
         if not isinstance(common.causal, bool):
             raise NotImplementedError("causal differs between requests of a batch, and fa4 takes one for all")
         return Metadata(
-            common.num_actual_tokens,
-            common.query_start_loc,
-            common.seq_lens,
-            common.block_table_tensor,
-            common.slot_mapping,
-            common.max_query_len,
-            common.max_seq_len,
-            common.causal,
-        )
+            common.num_actual_tokens, common.query_start_loc, common.seq_lens, common.block_table_tensor,
+            common.slot_mapping, common.max_query_len, common.max_seq_len, common.causal,
+        )  # fmt: skip
 
 
 class Attention(AttentionImpl):

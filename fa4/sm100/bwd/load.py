@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ...core.sequence import clamp_tile, sequence_matrix
+from ...core.sequence import Rows, clamp_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
 from .context import Sm100BackwardContext
@@ -33,13 +33,13 @@ def load(context: Sm100BackwardContext):
         position = ListPosition.first(context, work)
         coord = position.coord(context, work)
     if work.steps > 0:
-        load_keys(context, produce(ends.load_mma_K), work, "k", "K")
-        load_queries(context, q, work, "q", "Q", coord)
+        kv_coord = (work.head_kv, work.n_block)
+        load_tile(context, produce(ends.load_mma_K), work, "K", kv_coord)
+        load_tile(context, q, work, "Q", coord)
         load_statistics(context, rows, work, coord)
-        load_keys(context, produce(ends.load_mma_V), work, "v", "V")
+        load_tile(context, produce(ends.load_mma_V), work, "V", kv_coord)
         if const_expr(is_pair):
-            kv_coord = (work.head_kv, work.n_block)
-            load_columns(context, produce(ends.load_mma_Kcolumns), work, "k", "Kcolumns", kv_coord, work.k)
+            load_columns(context, produce(ends.load_mma_Kcolumns), work, "K", kv_coord)
     q, rows = q.next(), rows.next()
     for i in cutlass.range(work.steps, unroll=1):
         if const_expr(cfg.lists_by_head):
@@ -49,18 +49,18 @@ def load(context: Sm100BackwardContext):
         else:
             coord, next_coord = work.step(i, cfg.group), work.step(i + 1, cfg.group)
         do.wait()
-        load_queries(context, do, work, "do", "dO", coord)
+        load_tile(context, do, work, "dO", coord)
         do = do.next()
         if const_expr(is_pair):
             q_columns.at_iteration_of(do_columns).wait()
-            load_columns(context, do_columns, work, "do", "dOcolumns", coord, work.q)
+            load_columns(context, do_columns, work, "dO", coord)
         if i + 1 < work.steps:
             q.wait()
-            load_queries(context, q, work, "q", "Q", next_coord)
+            load_tile(context, q, work, "Q", next_coord)
         q = q.next()
         if const_expr(is_pair):
             q_columns.wait()
-            load_columns(context, q_columns, work, "q", "Qcolumns", coord, work.q)
+            load_columns(context, q_columns, work, "Q", coord)
             q_columns = q_columns.next()
         if i + 1 < work.steps:
             # The stage is free: the wait for Q above implies that dK of the previous step has freed it.
@@ -68,66 +68,37 @@ def load(context: Sm100BackwardContext):
         rows = rows.next()
 
 
-@cute.jit
-def load_keys(
-    context: Sm100BackwardContext,
-    cursor: Cursor,
-    work: Sm100BackwardWork,
-    name: cutlass.Constexpr[str],
-    region: cutlass.Constexpr[str],
-):
-    """Load K or V of this CTA's key block."""
-    tma = context.tma(name)
-    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.lengths_vary)
+def load_tile(
+    context: Sm100BackwardContext, cursor: Cursor, work: Sm100BackwardWork, name: str, coord: tuple[Int32, Int32]
+) -> None:
+    """Load K, V, Q or dO at coord = (head, block); in a pair, this CTA's half of the block."""
+    cfg, tma, (head, block), rows = context.cfg, context.tma(name.lower()), coord, rows_of(work, name)
+    matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.lengths_vary)
+    smem_ptr = context.smem.pointer(name, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
     cursor.expect_tx(tma.tile.nbytes, work.rank)
-    tile_index = work.own_block
-    if const_expr(context.cfg.lengths_vary):
-        tile_index = clamp_tile(tile_index, work.k, tma.tile.rows)
-    tma_load(tma, matrix, tile_index, context.smem.pointer(region, context.cfg.dtype), cursor.barrier())
-
-
-@cute.jit
-def load_queries(
-    context: Sm100BackwardContext,
-    cursor: Cursor,
-    work: Sm100BackwardWork,
-    name: cutlass.Constexpr[str],
-    region: cutlass.Constexpr[str],
-    coord: tuple[Int32, Int32],
-):
-    """Load Q or dO of a step at coord = (head, query block); in a pair, this CTA's half of the queries."""
-    cfg, tma = context.cfg, context.tma(name)
-    head, m_block = coord
-    matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg.varlen, cfg.lengths_vary)
-    smem_ptr = context.smem.pointer(region, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
-    cursor.expect_tx(tma.tile.nbytes, work.rank)
-    tile_index = m_block * cfg.ctas + work.rank
-    if const_expr(cfg.lengths_vary):
-        tile_index = clamp_tile(tile_index, work.q, tma.tile.rows)
+    tile_index = work.own_block if name in ("K", "V") else block * cfg.ctas + work.rank
+    if cfg.lengths_vary:
+        tile_index = clamp_tile(tile_index, rows, tma.tile.rows)
     tma_load(tma, matrix, tile_index, smem_ptr, cursor.barrier())
 
 
-@cute.jit
 def load_columns(
-    context: Sm100BackwardContext,
-    cursor: Cursor,
-    work: Sm100BackwardWork,
-    name: cutlass.Constexpr[str],
-    region: cutlass.Constexpr[str],
-    coord: tuple[Int32, Int32],
-    rows,
-):
-    """CTA pair: load this CTA's column panel of both CTAs' tiles at coord = (head, block)."""
-    cfg, tma = context.cfg, context.tma(name)
-    head, block = coord
+    context: Sm100BackwardContext, cursor: Cursor, work: Sm100BackwardWork, name: str, coord: tuple[Int32, Int32]
+) -> None:
+    """CTA pair: load this CTA's column panel of both CTAs' tiles of K, Q or dO at coord = (head, block)."""
+    cfg, tma, (head, block), rows = context.cfg, context.tma(name.lower()), coord, rows_of(work, name)
     matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.lengths_vary)
     cursor.expect_tx(2 * tma.tile.panel_bytes, work.rank)
-    for i in cutlass.range_constexpr(2):
-        smem_ptr = context.smem.pointer(region, cfg.dtype) + i * cfg.elements(tma.tile.panel_bytes)
+    for i in range(2):
+        smem_ptr = context.smem.pointer(f"{name}columns", cfg.dtype) + i * cfg.elements(tma.tile.panel_bytes)
         tile_index = 2 * block + i
-        if const_expr(cfg.lengths_vary):
+        if cfg.lengths_vary:
             tile_index = clamp_tile(tile_index, rows, tma.tile.rows)
         tma_load_panel(tma, matrix, tile_index, work.rank, smem_ptr, cursor.barrier())
+
+
+def rows_of(work: Sm100BackwardWork, name: str) -> Rows:
+    return work.k if name in ("K", "V") else work.q
 
 
 @cute.jit

@@ -58,7 +58,7 @@ class Sm100BackwardWork(NamedTuple):
         """Order index: number of key blocks that add to dQ of a query block before this one."""
         cfg = context.cfg
         if cfg.has_blocks:
-            return order_index_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
+            return order_index_by_lists(context.args.ranks, cfg, self.row_block + m_block, head, self.n_block)
         order = context.args.order
         assert isinstance(order, Order)  # a deterministic backward has no packed order
         return order_index(order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))

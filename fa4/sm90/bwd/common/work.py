@@ -79,7 +79,7 @@ class Sm90BackwardWork(NamedTuple):
         CTAs of the earlier ones have lower launch indices."""
         cfg = context.cfg
         if cfg.has_blocks:
-            return order_index_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
+            return order_index_by_lists(context.args.ranks, cfg, self.row_block + m_block, head, self.n_block)
         block, mask = dq_block(self.n_block, self.mask, cfg)
         order = context.args.order
         assert isinstance(order, Order)  # a deterministic backward has no packed order
