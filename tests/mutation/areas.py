@@ -186,6 +186,7 @@ AREAS = (
             "fa4/runtime/__init__.py",
             "fa4/runtime/dispatch.py",
             "fa4/runtime/ch*.py",
+            "fa4/runtime/conditions.py",
             "fa4/runtime/device.py",
             "fa4/runtime/env.py",
         ),
