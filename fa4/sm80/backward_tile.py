@@ -322,7 +322,7 @@ def add_dq(work: Sm80BackwardWork, dq: cute.Tensor, m_block: Int32):
     if const_expr(cfg.deterministic):
         # Earlier key blocks that see these rows add first. One thread waits on the semaphore, the barrier releases all.
         if const_expr(cfg.has_blocks):
-            order_index = order_index_by_lists(args, cfg, block, work.head, work.n_block)
+            order_index = order_index_by_lists(args.ranks, cfg, block, work.head, work.n_block)
         else:
             order_index = work.n_block - work.mask.key_blocks(m_block).first
         semaphore = semaphore_ptr(args.semaphores, block, work.head)
