@@ -32,7 +32,7 @@ demo: setup
 	$(BIN)/python -m fa4 demo
 
 test: setup
-	$(PYTEST) -m "not soak and not gpu"
+	$(PYTEST) -m "not soak and not gpu" --part today
 
 gpu: setup
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a GPU that torch can use, and finds none: python -m fa4 env tells more")'
@@ -46,7 +46,7 @@ first-day: setup
 
 # The covering arrays, whole, note what came of them in tests/covering/stamp.json. What fails stops nothing else.
 soak: setup
-	failed=0; $(PYTEST) -m "soak and not gpu" || failed=1; \
+	failed=0; $(PYTEST) -m "(soak or rotates) and not gpu" || failed=1; \
 	for chip in torch sm_80 sm_90a sm_100a; do \
 	  $(BIN)/python -m tests.covering --chip $$chip --jobs $(WORKERS) --limit 1200 --stamp || failed=1; done; \
 	exit $$failed

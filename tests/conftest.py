@@ -1,5 +1,7 @@
 """Fixtures shared by every test; fresh memory is poisoned, so that a result nobody wrote cannot look right."""
 
+import datetime
+import itertools
 import os
 
 import pytest
@@ -12,9 +14,38 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
-def pytest_addoption(pluginmanager):
-    """The plug-in of warpcheck's tests; they may run in the same session."""
+def pytest_addoption(parser, pluginmanager):
+    """The plug-in of warpcheck's tests, which may run in the same session, and what chooses rotating tests."""
     pluginmanager.import_plugin("warpcheck_cases.suite")
+    help = "of each module whose tests rotate, run a part only: `today` for another one each day, or its number"
+    parser.addoption("--part", default=None, metavar="PART", help=help)
+
+
+def pytest_configure(config):
+    """Once for all workers, which get the options of the process that starts them."""
+    if config.option.part == "today":
+        config.option.part = datetime.date.today().toordinal()
+
+
+def pytest_report_header(config):
+    return None if config.option.part is None else f"rotating tests: --part={config.option.part}"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep a stretch of each rotating module: neighbouring tests share compiled kernels."""
+    if config.option.part is None:
+        return
+    part, chosen = int(config.option.part), []
+    for _, module in itertools.groupby(items, key=lambda item: item.path):
+        tests = list(module)
+        rotating = [item for item in tests if item.get_closest_marker("rotates")]
+        parts = rotating[0].get_closest_marker("rotates").args[0] if rotating else 1
+        first, stop = (len(rotating) * (part % parts + i) // parts for i in (0, 1))
+        left_out = {id(item) for item in rotating[:first] + rotating[stop:]}
+        chosen += [item for item in tests if id(item) not in left_out]
+    kept = {id(item) for item in chosen}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = chosen
 
 
 @pytest.fixture(autouse=True)

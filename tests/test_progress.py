@@ -51,6 +51,7 @@ def configured(kind: str, problem: Problem, group: int, sms: int, pairs_per_grou
     return backward(spec, ProblemSize(problem.batch, problem.seqlen_q, problem.seqlen_k), chip, tiles).config(False)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blocks", range(1, 13))
 def test_every_wait_is_for_a_lower_launch_index(kind, blocks, seed):
@@ -111,6 +112,7 @@ ON_A_CHIP = (  # head_dim, key/value heads, group, seqlen of 16k tokens
 QUICK = (128, 16, 1, 1024), (256, 8, 1, 1024)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "shape", [pytest.param(x, marks=[pytest.mark.soak] * (x not in QUICK), id=str(x)) for x in ON_A_CHIP]
 )

@@ -53,6 +53,7 @@ PADDED = {
 }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     # The other chips' own tests show parts of their keys.
     ("backend", "name"),
@@ -70,6 +71,7 @@ def test_rows_past_the_last_sequence_are_zero(backend, name, seed):
     cases.assert_right(cases.judge_forward(problem, out[:used], lse[:, :used]), f"seed {seed}")
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     # The portable backward sees lengths in use in its own tests.
     ("backend", "name"),
@@ -119,6 +121,7 @@ def test_the_kernel_for_idle_rows_writes_them_alone(kind, seed):
             assert torch.equal(lse, torch.where(used.unsqueeze(-2), 7.0, torch.inf).expand_as(lse))
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_upstream_gradient_of_lse_may_be_expanded_or_strided(backend, seed):
     problem = cases.make(Case("dlse", batch=2, seqlen_q=70, seqlen_k=90, causal=True), seed)

@@ -318,6 +318,7 @@ def waits(monkeypatch):
     return calls
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name, kind, use_cache", COMPILED)
 def test_a_model_is_compiled_whole(name, kind, use_cache, called, waits, seed):
     """Forward and backward in one graph: logits and gradients of the model that is not compiled, by a call of as many

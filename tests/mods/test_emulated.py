@@ -10,6 +10,8 @@ from fa4.runtime import jit
 from tests.mods.kernels import problems
 from tests.mods.oracle import assert_kernel_is_right, sums_of_dq
 
+pytestmark = pytest.mark.rotates(2)
+
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 # Each shows a part of its chip's kernels. Functions with many operations take half a minute to compile for a chip, and
 # what traces them is the same for all: the portable kernels show it, forward and backward.

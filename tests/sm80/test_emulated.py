@@ -19,6 +19,8 @@ from fa4.sm80.tiles import ForwardTiles
 from fa4.torch_ops import run
 from tests.emulated import Kernels, bits, check_gradients, check_small_logits_under_a_softcap
 
+pytestmark = pytest.mark.rotates(2)
+
 # Small, and each with a part of the kernels that the others leave out; a GPU runs all cases. Compiling takes most of a
 # case's time: keys in parts are in tests/test_run.py and, dense, in tests/mods; more columns of v than of k with
 # dropout, there; lengths in use of keys alone, forward, in tests/kvcache; groups of heads, forward, in "everything".
