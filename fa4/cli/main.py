@@ -80,7 +80,7 @@ def environment() -> dict:
     chip = chip_of(_default_device())
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0, needs_backward=True)
     extent = ProblemSize(1, 4096, 4096)
-    backends = {row.name: row.refusals(spec, extent, chip) for row in dispatch.BACKENDS if row.sizes is None}
+    backends = {row.name: row.refusals(spec, extent, chip) for row in reversed(dispatch.BACKENDS)}
     distributions = ("torch", "numpy", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "flash-attn-4")
     return {
         "fa4": __version__,
@@ -225,8 +225,7 @@ def support_table() -> str:
         own = [limit.text for limit in row.limits if limit.of & row.features]
         letters = [f"({limits.setdefault(text, string.ascii_lowercase[len(limits)])})" for text in own]
         lacks = ", ".join([*(f.value for f in Feature if f not in row.features), *letters]) or "nothing"
-        where = row.chips if row.sizes is None else f"{row.chips}: {row.sizes.text}"
-        lines.append(f"| `{row.name}` | {where} | {dtypes} | {row.head_dims} | {lacks} | {row.summary} |")
+        lines.append(f"| `{row.name}` | {row.chips} | {dtypes} | {row.head_dims} | {lacks} | {row.summary} |")
     return "\n".join([*lines, "", *(f"* ({letter}) {text}" for text, letter in limits.items())])
 
 

@@ -24,7 +24,13 @@ from fa4.runtime.spec import ProblemSize
 
 _TILE_N = 128  # keys of a CTA of the backward
 _SMS = {"sm_100a": 2, "sm_90a": 1}  # emulated multiprocessors: a pair of CTAs has two
-_ROWS = {("sm_100a", 64): 256, ("sm_100a", 128): 256, ("sm_100a", 192): 256, ("sm_90a", 128): 128}  # of a CTA's tile
+_ROWS = {
+    ("sm_100a", 64): 256,
+    ("sm_100a", 128): 256,
+    ("sm_100a", 192): 256,
+    ("sm_100a", 256): 128,
+    ("sm_90a", 128): 128,
+}  # of a CTA's tile
 _AUXILIARY = Shape(1024, 256, 1)  # replayed for the kernels before and after the main kernel
 _L2_GROUP_BYTES = 50 << 20  # shared by the heads of an L2 group of flash-attn-4
 

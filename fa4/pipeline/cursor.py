@@ -40,7 +40,7 @@ def consume(end: End, stage: Stage | Lane | str | None = None) -> Cursor:
 
 def produce(end: End, stage: Stage | Lane | str | None = None, ahead: int = 0) -> Cursor:
     """Producer's cursor before the first iteration, or `ahead` iterations later: that many need no wait, because the
-    stages are free at first. stage: as in `consume`."""
+    stages are free at first. In a ring, `ahead` counts rounds. stage: as in `consume`."""
     return Cursor.at_start(end, True, stage, ahead)
 
 
@@ -66,10 +66,6 @@ class Cursor:
                 raise ValueError(f"channel {end.channel.name}: {end.channel.stages} stages have no {stage.step} lanes")
             step, stage = stage.step, stage.first if stage.step == end.channel.stages else stage
         moves = isinstance(stage, Lane) or (stage is None and end.channel.stages > 1)
-        if moves and ahead:
-            raise ValueError(
-                f"channel {end.channel.name}: a cursor that moves through the ring starts at its beginning"
-            )
         first_phase = (1 if produces else 0) ^ (ahead & 1)
         start = 0 if stage is None else stage
         if moves:

@@ -13,12 +13,14 @@ MANY = ProblemSize(1, 1 << 20, 1 << 20)  # stands for sizes that are not known
 
 @dataclass(frozen=True, slots=True)
 class TuningCase:
-    """Problem on a chip, the argument of conditions. tile_rows: rows of the tile, in tables that are asked after it."""
+    """Problem on a chip, the argument of conditions. tile_rows, ctas: rows of the tile and CTAs that share it; known in
+    tables that are asked after the table of tiles."""
 
     spec: AttentionSpec
     chip: Chip
     extent: ProblemSize = MANY
     tile_rows: int = 0
+    ctas: int = 1
 
 
 VARLEN = Condition("varlen", lambda case: case.spec.varlen)

@@ -49,22 +49,6 @@ class HeadDims:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeRule:
-    """Problems that a row serves, as text and as a test."""
-
-    text: str
-    take: Callable[[AttentionSpec, ProblemSize], bool]
-
-
-# At most one warpgroup's tile of rows: with more rows, loading keys is no longer the only bottleneck.
-_FEW_ROWS = 64
-FEW_QUERIES = SizeRule(
-    f"inference with at most {_FEW_ROWS} query rows a key/value head",
-    lambda spec, extent: not spec.needs_backward and extent.max_seqlen_q * spec.group <= _FEW_ROWS,
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Limit:
     """Unsupported part of a feature that a row has: a text, and a test that returns the parts a spec needs. of: the
     features; the text applies to rows that have one of them."""
@@ -83,7 +67,7 @@ class Backend:
     """One row of the table.
 
     `module` is imported when the row is first used and offers a class `Plan`, see `fa4.runtime.plan`. A backend may
-    have further rows, for more shapes with fewer features or for some `sizes` only.
+    have further rows, for more shapes with fewer features.
     """
 
     name: str
@@ -95,7 +79,6 @@ class Backend:
     features: frozenset[Feature]
     module: str
     requires: tuple[str, ...] = ()
-    sizes: SizeRule | None = None
     limits: tuple[Limit, ...] = ()
 
     def refusals(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> list[str]:
@@ -105,8 +88,6 @@ class Backend:
             reasons.append(f"needs {self.chips} (this is {chip})")
         elif self.requires and not chip.compiles:
             reasons.append(chip.no_target)
-        if self.sizes is not None and not self.sizes.take(spec, extent):
-            reasons.append(f"is only for {self.sizes.text}")
         reasons += [
             f"needs the module {name}, which is not installed" for name in self.requires if not is_installed(name)
         ]
@@ -240,12 +221,11 @@ _SM100 = replace(
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     _SM100,
-    replace(  # a single Q tile leaves tensor memory for wider heads
+    replace(
         _SM100,
         summary="the same, the forward",
         head_dims=_WIDE,
-        features=_SM100.features - _BACKWARD_FEATURES - {Feature.BLOCK_MASK},
-        sizes=FEW_QUERIES,
+        features=_SM100.features - _BACKWARD_FEATURES,
     ),
     _SM90,
     replace(_SM90_WIDE, summary="the same, the forward", features=_SM90.features - _BACKWARD_FEATURES),
@@ -329,8 +309,8 @@ def planned(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) 
 def _judge(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> _Verdict:
     refused: list[tuple[str, tuple[str, ...]]] = []
     for row in BACKENDS:
-        if row.sizes is not None and not row.on(chip):
-            continue  # size rules of another chip's rows are no reason here
+        if not row.on(chip) and any(name == row.name for name, _ in refused):
+            continue  # a further row of another chip's backend gives no further reason
         reasons = row.refusals(spec, extent, chip)
         if backend not in ("auto", row.name):
             reasons.insert(0, f"backend={backend!r} was asked for")

@@ -119,9 +119,7 @@ _CALLS_OF_ALL = (
     ),
     *_where_trained("gradients that sequences choose", score_mod="of_sequences", form=("packed", "jagged")),
 )
-_WIDER_CACHES = dict(head_dim="256"), dict(head_dim="192", head_dim_v="same")
 _CACHES_OF_ALL = (_no("kernels take 16-bit numbers", dtype="float32"),)
-_BOUNDS = dict(form="packed", group=("2", "8", "mqa")), dict(form="jagged", lengths="few_queries", group="8")
 
 CALLS = Model(
     "calls",
@@ -202,12 +200,6 @@ CALLS = Model(
         "sm100": (
             *_CALLS_OF_ALL,
             *_no_each("no backwards of wide heads", _WIDER, direction=_BACKWARDS),
-            *_no_each("no block masks of wide heads", _WIDER, (dict(block_mask=_BLOCKS),)),
-            *_no_each("few queries of wide heads", _WIDER, lengths=("more_queries", "several_tiles")),
-            *_no_each(
-                "few queries of wide heads", _WIDER, lengths=("ragged", "one_key", "tiles", "zero"), by_seed=True
-            ),
-            *_no_each("few queries of wide heads, by their bound", _WIDER, _BOUNDS, by_seed=True),
         ),
     },
 )
@@ -256,8 +248,6 @@ CACHES = Model(
             _no("no single rows of pages of so wide heads", head_dim="256", pages=("1", "5")),
             _no("no single rows of pages of so wide heads", head_dim="256", leftpad="yes",
                 pages=("1", "5", "16", "64", "128", "256")),
-            *_no_each("few queries of wide heads", _WIDER_CACHES, (dict(queries="130"), dict(queries="17", group="8"))),
-            *_no_each("few queries of wide heads", _WIDER_CACHES, queries="packed", group="8", by_seed=True),
         ),
     },
 )  # fmt: skip

@@ -53,7 +53,6 @@ def test_a_cursor_in_step_keeps_to_its_lane():
 @pytest.mark.parametrize(
     "misuse, complaint",
     [
-        (lambda: produce(LOAD.load_multiply_K, ahead=1), "starts at its beginning"),
         (lambda: consume(MULTIPLY.load_multiply_K, Lane(0, 2)), "3 stages have no 2 lanes"),
         (
             lambda: consume(MULTIPLY.load_multiply_K).at_iteration_of(consume(MULTIPLY.load_multiply_Q, 0)),

@@ -127,6 +127,46 @@ def test_a_pair_of_wide_heads_ends_at_the_diagonal(schedule, seqlen_k, seed):
     cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
 
 
+WIDE_PAIRS = replace(PAIRS, q_tiles=1, s_stages=2)
+WIDE = replace(WIDE_PAIRS, ctas=1, tile_n=64, direct_store=True)
+
+
+@pytest.mark.parametrize(
+    "tiles", [WIDE_PAIRS, replace(WIDE_PAIRS, direct_store=True), WIDE], ids=["tma", "pair", "one"]
+)
+@pytest.mark.parametrize("dims", [(256, 256), (136, 200), (160, 64), (72, 168)], ids=str)
+def test_wide_heads_of_sequences_of_any_length(tiles, dims, seed):
+    """Halves of V that are whole panels and that are not."""
+    problem = poison_unused(cases.make(replace(PACKED, head_dim=dims[0], head_dim_v=dims[1]), seed))
+    out, lse = KERNELS.forward(problem, seed, "adversarial", tiles)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
+@pytest.mark.parametrize("tiles", [replace(WIDE_PAIRS, direct_store=True), WIDE], ids=["pair", "one"])
+def test_wide_heads_under_many_interleavings(tiles, seed):
+    """One key block, several, and several work tiles of a CTA; O is scaled again and again."""
+    case = Case("wide", seqlen_q=700, seqlen_k=600, head_dim=256, heads_q=2, causal=True)
+    problem = cases.make(case, seed)
+    problem.inputs.k.mul_(4)
+    results = []
+    for schedule in SCHEDULES:
+        for i in range(2):
+            row = replace(tiles, schedule=(Schedule.SINGLE, Schedule.PERSISTENT)[i], rescale_threshold=0.0)
+            results.append(KERNELS.forward(problem, seed + i, schedule, row))
+    cases.assert_right(cases.judge_forward(problem, *results[0]), f"seed {seed}")
+    for out, lse in results:
+        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1]), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seqlen_q", [40, 260])
+def test_parts_of_wide_heads(seqlen_q, seed):
+    problem = cases.make(Case("parts", batch=1, seqlen_q=seqlen_q, seqlen_k=2100, head_dim=256, heads_q=2), seed)
+    with emulate(KERNELS.chip, sms=24):
+        assert KERNELS.made(problem.spec, problem.inputs)._forward.cfg.split
+    out, lse = KERNELS.forward(problem, seed, sms=24)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
 def test_a_pair_hands_tensor_memory_over_without_a_release(seed):
     """mbarrier.arrive.release.cluster compiles to a MEMBAR.ALL.GPU, and stood twice in each step of softmax."""
     problem = cases.make(CASES["pair"], seed)
@@ -190,7 +230,10 @@ def test_chip_and_problem_decide_about_different_columns(number, changes, polyno
         (dict(head_dim=192, window_right=5), 4096, 1),
         (dict(head_dim=192, window_right=0, window_left=99), 4096, 1),
         (dict(head_dim=192, window_right=0, varlen=True), 4096, 1),
-        (dict(head_dim=192, head_dim_v=192), 4096, 1),
+        (dict(head_dim=192, head_dim_v=192), 4096, 2),
+        (dict(head_dim=256, head_dim_v=256, window_right=0), 2049, 2),
+        (dict(head_dim=256, head_dim_v=256, window_right=0), 2048, 1),
+        (dict(head_dim=256, head_dim_v=256, cache=CacheSpec()), 4096, 1),
         (dict(head_dim_v=120), 4096, 1),
         (dict(cache=CacheSpec()), 4096, 1),
     ],
@@ -223,7 +266,7 @@ def test_every_head_dim_fits_the_chip(number):
 @pytest.mark.parametrize(
     "changes, complaint",
     [
-        (dict(head_dim_v=64), "head_dim_v = 128"),
+        (dict(s_stages=2), "two Q tiles take one S each"),
         (dict(schedule=Schedule.DYNAMIC), "not the dynamic one"),
     ],
 )

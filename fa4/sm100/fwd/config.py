@@ -31,6 +31,7 @@ class Sm100ForwardConfig(ForwardVariant):
     sawtooth: every other work tile of a CTA takes its unmasked key blocks in ascending order, because the tile before
         it read those last.
     q_tiles: Q tiles of one CTA; two of them ping-pong.
+    s_stages: S of a Q tile in tensor memory. With two, the next S is computed while softmax works on this one.
     direct_store: store O from tensor memory through registers to global memory, without staging. Used if few rows of a
         tile are written, if the output is float32, or if K and V need the shared memory. Otherwise the number of
         packed heads must divide 128.
@@ -47,6 +48,7 @@ class Sm100ForwardConfig(ForwardVariant):
     sawtooth: bool
     ctas: int
     q_tiles: int = 2
+    s_stages: int = 1
     tile_n: int = 128
     direct_store: bool = False
     per_sm: int = 1
@@ -61,8 +63,8 @@ class Sm100ForwardConfig(ForwardVariant):
             raise ValueError("the gather role needs six stages: three key blocks of K and V")
         if self.split and not self.direct_store:
             raise ValueError("split-KV parts are float32 and must be stored directly")
-        if self.ctas == 2 and self.head_dim_v != 2 * self.v_operand.panel_columns:
-            raise ValueError(f"a pair of CTAs takes head_dim_v = 128, not {self.head_dim_v}")
+        if self.q_tiles * self.s_stages > 2:
+            raise ValueError("two Q tiles take one S each")
         if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
             raise ValueError("a pair of CTAs takes the single or the persistent schedule, not the dynamic one")
 
@@ -98,7 +100,8 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def v_tile(self) -> Tile:
         """Columns of V that this CTA loads for a block, in the loaded type."""
-        return Tile(self.tile_n, self.head_dim_v // self.ctas, self.kv_bits, pieces=self.pieces)
+        columns = self.head_dim_v if self.ctas == 1 else self.head_dim_v_padded // self.ctas
+        return Tile(self.tile_n, columns, self.kv_bits, pieces=self.pieces)
 
     @property
     def k_operand(self) -> Tile:
@@ -107,7 +110,7 @@ class Sm100ForwardConfig(ForwardVariant):
 
     @property
     def v_operand(self) -> Tile:
-        return self._tile(self.tile_n, self.head_dim_v // self.ctas)
+        return self._tile(self.tile_n, self.v_tile.columns)
 
     @property
     def o_tile(self) -> Tile:
@@ -140,6 +143,11 @@ class Sm100ForwardConfig(ForwardVariant):
         return 4 * self.cta_rows
 
     @property
+    def s_buffers(self) -> int:
+        """S of all Q tiles."""
+        return self.q_tiles * self.s_stages
+
+    @property
     def out_store(self) -> OutStore:
         """O is staged over Q if separate buffers would leave fewer than two K/V stages."""
         if self.direct_store:
@@ -168,7 +176,7 @@ class Sm100ForwardConfig(ForwardVariant):
         return self._smem_left(used) // self.kv_stage_bytes
 
     def _smem_left(self, used: int) -> int:
-        return self.smem_bytes - used - 2 * self.rows_bytes - BARRIER_BYTES
+        return self.smem_bytes - used - (1 + self.s_stages) * self.rows_bytes - BARRIER_BYTES
 
     def elements(self, nbytes: int) -> int:
         """Number of 16-bit elements in `nbytes`."""
@@ -177,12 +185,14 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def o_columns(self) -> int:
         """Tensor-memory columns of O of one Q tile."""
-        return self.ctas * self.v_operand.panels * self.v_operand.panel_columns
+        if self.ctas == 2:
+            return self.head_dim_v_padded
+        return self.v_operand.panels * self.v_operand.panel_columns
 
     @property
     def head_dim_v_padded(self) -> int:
-        """Columns of the PV product, a multiple of 16 as tcgen05.mma requires."""
-        return -(-self.head_dim_v // 16) * 16
+        """Columns of the PV product, a multiple of 16 in each CTA as tcgen05.mma requires."""
+        return -(-self.head_dim_v // (16 * self.ctas)) * 16 * self.ctas
 
     @property
     def qk(self) -> Umma:

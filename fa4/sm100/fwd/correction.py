@@ -7,7 +7,7 @@ Signals: mma_softmax_S.free (O is ready for the next addition), softmax_correcti
 
 O is complete up to the previous key block when the scale arrives: softmax has waited for this block's S, which mma
 committed after that PV product. The first block of a work tile needs no scaling; its arrival signals that O of the
-previous work tile has been read.
+previous work tile has been read. With two S of a Q tile, S comes before that PV product, and correction waits for O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def correction(context: Sm100ForwardContext):
     cfg, ends, context = context.cfg, context.ends("correction"), context.with_tmem_addresses()
     lane = cute.arch.thread_idx()[0] % cfg.tile_m
     scale_rows, norm_rows = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
-    scales, norms = consume(ends.softmax_correction_scale, ALL), consume(ends.softmax_correction_norm, ALL)
+    scales = consume(ends.softmax_correction_scale, ALL if const_expr(cfg.s_stages == 1) else None)
+    norms = consume(ends.softmax_correction_norm, ALL)
     products = consume(ends.mma_correction_O, ALL)
     staged = None if const_expr(cfg.out_store is OutStore.DIRECT) else produce(ends.correction_epilogue_O, ALL)
 
@@ -44,20 +45,36 @@ def correction(context: Sm100ForwardContext):
         work = queue.tile()
         if work.count > 0:
             for i in cutlass.range(work.count, unroll=1):
-                for tile in cutlass.range_constexpr(cfg.q_tiles):
-                    scales.wait(tile)
-                    factor = scale_rows[tile * cfg.tile_m + lane]
+                if const_expr(cfg.s_stages == 1):
+                    for tile in cutlass.range_constexpr(cfg.q_tiles):
+                        scales.wait(tile)
+                        factor = scale_rows[tile * cfg.tile_m + lane]
+                        must_rescale = cute.arch.vote_any_sync(factor < 1.0)
+                        scales.arrive(tile)
+                        if must_rescale and i > 0:
+                            rescale(context, tile, factor)
+                        ends.mma_softmax_S.arrive_free(tile)
+                else:
+                    scales.wait()
+                    factor = scale_rows[scales.stage * cfg.tile_m + lane]
                     must_rescale = cute.arch.vote_any_sync(factor < 1.0)
-                    scales.arrive(tile)
-                    if must_rescale and i > 0:
-                        rescale(context, tile, factor)
-                    ends.mma_softmax_S.arrive_free(tile)
+                    scales.arrive()
+                    if i > 0:
+                        products.wait(0)
+                        products = products.next()
+                        if must_rescale:
+                            rescale(context, 0, factor)
+                    ends.mma_softmax_S.arrive_free(scales.stage)
                 scales = scales.next()
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 norms.wait(tile)
                 norm = norm_rows[tile * cfg.tile_m + lane]
                 norms.arrive(tile)
-                norms.at_iteration_of(products).wait(tile)
+                if const_expr(cfg.s_stages == 1):
+                    norms.at_iteration_of(products).wait(tile)
+                else:
+                    products.wait(tile)
+                    products = products.next()
                 if const_expr(cfg.out_store is OutStore.DIRECT):
                     out_to_global(context, work, tile, lane, norm)
                 else:

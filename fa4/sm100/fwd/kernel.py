@@ -5,8 +5,11 @@ in softmax, the products of the other run. Per key block and Q tile, S = Q K^T g
 warpgroup (one thread per row) reads S and writes P = exp2(S - max) over it in 16 bits. O += P V accumulates in tensor
 memory. If a row max has grown, the correction warpgroup rescales O before the next product; it normalises O at the end.
 
+For head dims above 128, O takes up to 256 columns of tensor memory: a CTA has one Q tile with two S. The matrix unit
+computes the next S during the softmax of this one, before O += P V.
+
 Two CTAs can work as a pair (`cfg.ctas`, see `config`): the leader issues the products of both. For head dims (192, 128)
-correction stores O of a pair itself, because Q and a staged O would leave only two K/V stages.
+and above, correction stores O of a pair itself, because Q and a staged O would leave too few K/V stages.
 
 With few queries memory bandwidth is the limit. A CTA then owns one Q tile (pack_gqa) and a part of the keys (split-KV).
 Its K/V ring takes all remaining shared memory, two CTAs share an SM, and correction stores O itself. The same design
@@ -66,8 +69,8 @@ def roles(cfg: Sm100ForwardConfig) -> RoleTable:
 
 
 def tmem_map(cfg: Sm100ForwardConfig) -> tmem.TmemMap:
-    """TMEM map: one S and one O per Q tile; P aliases the second half of each S."""
-    s_columns, half = cfg.q_tiles * cfg.tile_n, cfg.tile_n // 2
+    """TMEM map: S and one O per Q tile; P aliases the second half of each S."""
+    s_columns, half = cfg.s_buffers * cfg.tile_n, cfg.tile_n // 2
     return tmem.TmemMap(
         S=tmem.cols(0, s_columns),
         P=tmem.alias_of("S", columns=s_columns - half, offset=half),
@@ -104,12 +107,12 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
         *kv,
         # Free means: the P head is written over S, and O is ready for the next addition. The next S needs no wait of
         # its own: the matrix unit works in order, and the PV product before it waited for this.
-        shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, cfg.q_tiles, Carries.TMEM),
+        shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, cfg.s_buffers, Carries.TMEM),
         # Implied: the next S is issued after the product that reads P.
-        shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, cfg.q_tiles, Carries.TMEM),
-        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
+        shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, cfg.s_buffers, Carries.TMEM),
+        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, By.WARP, cfg.s_buffers, Carries.SMEM),
         Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
-        # Implied: correction has read O before it frees the first S of the next work tile.
+        # Implied: correction has read O before it frees the S of the next product to O.
         shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
     )
     storing_roles: tuple[str, ...] = ("correction",)
@@ -131,7 +134,7 @@ def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
         *((Region("KV bytes", cfg.kv8_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.has_8bit_kv else ()),
         *(() if cfg.out_store is OutStore.DIRECT else (out,)),
-        Region("scale", cfg.rows_bytes),
+        Region("scale", cfg.s_stages * cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),

@@ -3,7 +3,8 @@ and half of V's columns.
 
 Waits:   load_mma_Q.free, load_mma_KV.free (for 8-bit K and V load_convert_KV.free)
 Signals: load_mma_Q.full, load_mma_KV.full (for 8-bit K and V load_convert_KV.full), in the order in which the products
-         consume the tiles: Q0 K Q1 V, then K V per block.
+         consume the tiles: Q0 K Q1 V, then K V per block. With two S of a Q tile: Q
+         K, then K and V of the block before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...fwd.device.work import Work
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.ends import Ends
-from ...pipeline.tma import tma_load, tma_load_panel
+from ...pipeline.tma import tma_load
 from .context import Sm100ForwardContext
 from .work import Queue, key_block, row_tile
 
@@ -52,16 +53,27 @@ def load_qkv(context: Sm100ForwardContext, ends: Ends, q: Cursor, kv: Cursor):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            for i in cutlass.range(work.count, unroll=1):
-                block = key_block(context, work, i)
-                if i == 0:
-                    load_q(context, work, 0, q)
-                load_k(context, work, block, kv)
-                kv = kv.next()
-                if i == 0:
-                    for tile in cutlass.range_constexpr(1, context.cfg.q_tiles):
-                        load_q(context, work, tile, q)
-                load_v(context, work, block, kv)
+            if const_expr(context.cfg.s_stages == 1):
+                for i in cutlass.range(work.count, unroll=1):
+                    block = key_block(context, work, i)
+                    if i == 0:
+                        load_q(context, work, 0, q)
+                    load_k(context, work, block, kv)
+                    kv = kv.next()
+                    if i == 0:
+                        for tile in cutlass.range_constexpr(1, context.cfg.q_tiles):
+                            load_q(context, work, tile, q)
+                    load_v(context, work, block, kv)
+                    kv = kv.next()
+            else:  # K of a block before V of the block before it
+                load_q(context, work, 0, q)
+                for i in cutlass.range(work.count, unroll=1):
+                    load_k(context, work, key_block(context, work, i), kv)
+                    kv = kv.next()
+                    if i > 0:
+                        load_v(context, work, key_block(context, work, i - 1), kv)
+                        kv = kv.next()
+                load_v(context, work, key_block(context, work, work.count - 1), kv)
                 kv = kv.next()
             q = q.next()
         queue = queue.next()
@@ -101,9 +113,8 @@ def load_v(context: Sm100ForwardContext, work: Work, block: Int32, kv: Cursor):
     kv.expect_tx(tma.tile.nbytes, rank)
     for i, (v, index) in enumerate(pieces):
         if cfg.ctas == 2:
-            tma_load_panel(tma, v, index, rank, kv_ptr(context, kv.stage), kv.barrier())
-        else:
-            tma_load(tma, v, index, kv_ptr(context, kv.stage), kv.barrier(), i)
+            v = cute.domain_offset((0, rank * tma.tile.columns), v)
+        tma_load(tma, v, index, kv_ptr(context, kv.stage), kv.barrier(), i)
 
 
 def kv_ptr(context: Sm100ForwardContext, stage: Int32) -> cute.Pointer:

@@ -1,8 +1,8 @@
 """MMA role, one warp, one elected thread: issues every product; the leader of a CTA pair issues for both CTAs.
 
-Per work tile: S0 = Q0 K, S1 = Q1 K of the last key block. Then per block and Q tile: O += P V, and S = Q K of the
-next block (key blocks descend). P aliases S. The matrix unit works in order: the next S may overwrite P once PV is
-issued.
+Two Q tiles ping-pong. Per work tile: S0 = Q0 K, S1 = Q1 K of the last key block. Then per block and Q tile: O += P V,
+and S = Q K of the next block (key blocks descend). P aliases S. The matrix unit works in order: the next S may
+overwrite P once PV is issued.
 
 Waits:   load_mma_Q.full, load_mma_KV.full (for 8-bit K and V convert_mma_KV.full), mma_softmax_S.free,
          softmax_mma_Ptail.full
@@ -34,10 +34,19 @@ def mma(context: Sm100ForwardContext):
 
 @cute.jit
 def issue(context: Sm100ForwardContext):
-    cfg = context.cfg
     ends = context.ends("mma")
-    qk, pv = cfg.qk, cfg.pv
     addresses = TmemAddresses(context)
+    if const_expr(context.cfg.s_stages == 1):
+        issue_ping_pong(context, ends, addresses)
+    else:
+        issue_ahead(context, ends, addresses)
+
+
+@cute.jit
+def issue_ping_pong(context: Sm100ForwardContext, ends: cutlass.Constexpr[Ends], addresses: TmemAddresses):
+    """One S per Q tile: its next S follows O += P V."""
+    cfg = context.cfg
+    qk, pv = cfg.qk, cfg.pv
     q_address, kv_address = context.smem.address("Q"), context.smem.address("KV")
     q_descriptors = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(cfg.q_tiles)]
     q, kv = consume(ends.load_mma_Q, ALL), consume(kv_end(cfg, ends))
@@ -100,6 +109,52 @@ def issue(context: Sm100ForwardContext):
         queue = queue.next()
 
 
+@cute.jit
+def issue_ahead(context: Sm100ForwardContext, ends: cutlass.Constexpr[Ends], addresses: TmemAddresses):
+    """Two S of one Q tile: S of the next key block precedes O += P V of this one, so it is there when softmax is."""
+    cfg = context.cfg
+    q, kv = consume(ends.load_mma_Q, 0), consume(kv_end(cfg, ends))
+    s, ptail = produce(ends.mma_softmax_S, ahead=1), consume(ends.softmax_mma_Ptail)
+
+    queue = Queue.first(context, ends)
+    while queue.has_tile():
+        work = queue.tile()
+        if work.count > 0:
+            q.wait()
+            issue_s(context, addresses, s, kv)
+            kv = kv.next()
+            for i in cutlass.range(work.count, unroll=1):
+                if i + 1 < work.count:
+                    issue_s(context, addresses, s.next(), kv)
+                    kv = kv.next()
+                else:
+                    if const_expr(cfg.out_store is not OutStore.TMA_OVER_Q):
+                        with cute.arch.elect_one():
+                            q.commit()
+                kv.wait()
+                v = cfg.pv.b.at(context.smem.address("KV") + kv.stage * cfg.kv_stage_bytes)
+                issue_pv(cfg, addresses, 0, v, i > 0, s, ptail)
+                with cute.arch.elect_one():
+                    kv.commit()
+                    ends.mma_correction_O.commit_full(0)
+                kv = kv.next()
+                s = s.next()
+            q = q.next()
+        queue = queue.next()
+
+
+@cute.jit
+def issue_s(context: Sm100ForwardContext, addresses: TmemAddresses, s: Cursor, kv: Cursor):
+    """S = Q K of the key block at `kv`, to the stage of `s`. The product that read the P there has been issued."""
+    cfg, qk = context.cfg, context.cfg.qk
+    kv.wait()
+    k = qk.b.at(context.smem.address("KV") + kv.stage * cfg.kv_stage_bytes)
+    with cute.arch.elect_one():
+        qk.issue(addresses.S[0] + s.stage * cfg.tile_n, qk.a.at(context.smem.address("Q")), k, False)
+        s.commit()
+        kv.commit()
+
+
 def kv_end(cfg: Sm100ForwardConfig, ends: Ends) -> End:
     """Channel end that supplies K and V."""
     if cfg.has_8bit_kv:
@@ -123,9 +178,12 @@ def issue_pv(
     """O += P V for one Q tile: the P head as soon as it is stored, then the P tail."""
     pv, head_steps = cfg.pv, cfg.p_head // K_PER_MMA
     o, p = addresses.O[tile], addresses.P[tile]
-    s.wait(tile)
+    stage = tile
+    if cfg.s_stages == 2:
+        p, stage = p + s.stage * cfg.tile_n, None
+    s.wait(stage)
     with cute.arch.elect_one():
         pv.issue(o, p, v, accumulate, range(head_steps))
-    s.at_iteration_of(ptail).wait(tile)
+    s.at_iteration_of(ptail).wait(stage)
     with cute.arch.elect_one():
         pv.issue(o, p, v, True, range(head_steps, pv.steps))

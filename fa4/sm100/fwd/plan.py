@@ -57,8 +57,9 @@ def configure(
     fields, is_split = Variant.fields(spec), splits > 1
     fields["has_sink"] &= not is_split  # the kernel that combines the parts adds the sink
     packed = _packed_heads(spec, tiles)
-    if is_split:  # there are too few CTAs for pairs
-        tiles = replace(tiles, schedule=Schedule.SINGLE, ctas=1, direct_store=True)
+    if is_split:  # there are too few CTAs for pairs; a single CTA holds few blocks of 128 wide keys
+        tile_n = 64 if tiles.s_stages > 1 else tiles.tile_n
+        tiles = replace(tiles, schedule=Schedule.SINGLE, ctas=1, tile_n=tile_n, direct_store=True)
     return Sm100ForwardConfig(
         **fields,
         **columns(tiles, Sm100ForwardConfig),

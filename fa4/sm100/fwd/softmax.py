@@ -45,7 +45,8 @@ def softmax(context: Sm100ForwardContext):
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     tile = warp // 4
-    s, norms = consume(ends.mma_softmax_S, tile), produce(ends.softmax_correction_norm, tile)
+    s = consume(ends.mma_softmax_S, tile if const_expr(cfg.s_stages == 1) else None)
+    norms = produce(ends.softmax_correction_norm, tile)
     norm_rows = rows_in_smem(context, "norm")
 
     queue = Queue.first(context, ends)
@@ -104,8 +105,10 @@ def softmax(context: Sm100ForwardContext):
 
 
 def rows_in_smem(context: Sm100ForwardContext, name: str) -> cute.Tensor:
-    """One float per row of the CTA. The softmax warpgroups are the first warps, so a thread index is a row index."""
-    return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(context.cfg.cta_rows))
+    """One float per row of the CTA, of scales one per row of every S. The softmax warpgroups are the first warps, so a
+    thread index is a row index."""
+    rows = context.cfg.cta_rows * (context.cfg.s_stages if name == "scale" else 1)
+    return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(rows))
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,9 @@ def step(
     row_max_scaled, total, row_max = state
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    s_address = tmem.lane_address(spans.S, warp) + tile * cfg.tile_n
-    p_address = tmem.lane_address(spans.P, warp) + tile * cfg.tile_n
+    buffer = tile if cfg.s_stages == 1 else cursor.stage
+    s_address = tmem.lane_address(spans.S, warp) + buffer * cfg.tile_n
+    p_address = tmem.lane_address(spans.P, warp) + buffer * cfg.tile_n
 
     cursor.wait()
     s = []
@@ -205,7 +209,11 @@ def step(
     factor = cutlass.select_(must_rescale, cute.math.exp2(log2_factor, fastmath=True), Float32(1.0))
     row_max_scaled = Float32(cutlass.select_(must_rescale, block_max_scaled, row_max_scaled))
     factor = Float32(factor)
-    factors = cursor.at_iteration_of(produce(ends.softmax_correction_scale, tile))
+    factor_stages = produce(ends.softmax_correction_scale, tile if cfg.s_stages == 1 else None)
+    factors = cursor.at_iteration_of(factor_stages)
+    if cfg.s_stages > 1:
+        factors.wait()
+        thread = cursor.stage * cfg.tile_m + thread
     rows_in_smem(context, "scale")[thread] = factor
     factors.arrive()
 
@@ -238,8 +246,9 @@ def step(
             cursor.arrive()
             cursor.wait()  # the phase of this S is complete, so this returns at once; the next S follows the P tail
     tmem.wait_stores()
-    ends.softmax_mma_Ptail.arrive_full(tile)
-    factors.next().wait()
+    ends.softmax_mma_Ptail.arrive_full(buffer)
+    if cfg.s_stages == 1:
+        factors.next().wait()
     sums = packed_sum(p_pairs)  # of this block first: each addition rounds less than an addition to the total
     return row_max_scaled, total * factor + (sums[0] + sums[1]), cute.arch.fmax(row_max, block_max)
 

@@ -21,6 +21,7 @@ class TileShape:
 
     ctas: int = 1
     q_tiles: int = 2
+    s_stages: int = 1
     sawtooth: bool = False
     rescale_threshold: float = 8.0
     tile_n: int = 128
@@ -62,12 +63,16 @@ MEMORY_BOUND = FP8 | SCATTERED | FEW
 # A pair's head dims split into whole panels.
 D128 = Condition("head dims 128", lambda case: case.spec.head_dim == case.spec.head_dim_v == 128)
 MLA = Condition("head dims (192, 128)", lambda case: (case.spec.head_dim, case.spec.head_dim_v) == (192, 128))
+WIDE = ~MLA & Condition("a head dim above 128", lambda case: max(case.spec.head_dim, case.spec.head_dim_v) > LANES)
 FILLED = ~CACHE & Condition("rows fill pairs", _fills_pair)
 DIAGONAL = Condition("causal", lambda case: case.spec.window_right == 0)
 
 _FEW = TileShape(q_tiles=1, tile_n=64, direct_store=True)
 # With Q of 192 columns, a staged O would leave a pair two K/V stages instead of five.
 _MLA_PAIR = TileShape(ctas=2, direct_store=True)
+# Of 256 columns one O fills half of tensor memory: there is one Q tile, with two S.
+_WIDE = TileShape(q_tiles=1, s_stages=2, tile_n=64, direct_store=True)
+_WIDE_PAIR = TileShape(ctas=2, q_tiles=1, s_stages=2, direct_store=True)
 # All evidence is predicted (`python -m fa4.emulator.timing fwd`, TFLOP/s at 16k) or counted, none is measured.
 TILES = (
     # Shared-memory bandwidth is the limit, with any number of queries: a loaded byte moves six bytes (one in, one to
@@ -78,6 +83,10 @@ TILES = (
     Rule("few queries", FEW & head_dims(128), TileShape(q_tiles=1, tile_n=64, direct_store=True, per_sm=2),
          "64 KB or more of K and V in flight a CTA"),
     Rule("few queries, wide", FEW, _FEW, "128 KB or more of K and V in flight"),
+    Rule("wide, block mask", WIDE & BLOCKS, _WIDE, "a work tile is a part of a block of queries of the block mask"),
+    Rule("pairs above 128", WIDE & FILLED, _WIDE_PAIR,
+         "d = 256 full 2028, causal 1916; O staged 2025 and 1868; a CTA alone 1424 causal"),
+    Rule("one CTA above 128", WIDE, _WIDE, "sequences that leave half of a pair's rows empty"),
     Rule("block mask, 128 rows", BLOCKS & Condition("blocks of no whole 256 queries", _cuts_tiles),
          TileShape(q_tiles=1), "a work tile is a block of queries of the block mask"),
     Rule("block mask", BLOCKS, TileShape(), "a work tile is a block of queries of the block mask, or a part of one"),
@@ -107,7 +116,7 @@ SCHEDULES = (
          "tiles differ in length, some are empty: the hardware starts the next CTA when one ends"),
     # With a window bounded on both sides, all tiles but the first and last ones have the same length.
     Rule("persistent", FULL | LEFT, Schedule.PERSISTENT, "all tiles have one length"),
-    Rule("single, pairs", Condition("CTA pairs", lambda case: case.tile_rows > 2 * LANES), Schedule.SINGLE,
+    Rule("single, pairs", Condition("CTA pairs", lambda case: case.ctas == 2), Schedule.SINGLE,
          "tiles differ in length, and pairs cannot take over work: the hardware starts the next CTA when one ends"),
     Rule("dynamic", OTHERWISE, Schedule.DYNAMIC,
          "tiles differ in length: a CTA takes the next, longest first, while the previous one ends"),
@@ -117,7 +126,7 @@ SCHEDULES = (
 def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize = MANY) -> Choice[ForwardTiles]:
     """Return the tuned values of a problem on a chip."""
     tiles = choose(TILES, TuningCase(spec, chip, extent))
-    case = TuningCase(spec, chip, extent, tile_rows=tiles.row.ctas * tiles.row.q_tiles * LANES)
+    case = TuningCase(spec, chip, extent, ctas=tiles.row.ctas)
     polynomial, schedule = choose(POLYNOMIALS, case), choose(SCHEDULES, case)
     row = ForwardTiles(**asdict(tiles.row), polynomial=polynomial.row, schedule=schedule.row)
     return Choice(row, (tiles, polynomial, schedule))
