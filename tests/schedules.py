@@ -143,8 +143,8 @@ def _listed_walk(cfg: Any, states: Sequence[Sequence[int]], tile: Any) -> Walk:
     for head, state in product(range(tile.head * heads, (tile.head + 1) * heads), (1, 2)):
         for m, step in product((m for m, row in enumerate(states) if row[column] == state), steps):
             at = (column, m * len(steps) + step, head)
-            args = SimpleNamespace(ranks={at: sum(x > 0 for x in states[m][:column])})
-            block_iter.append(((tile.sequence, *at[1:]), order_index_by_lists(args, cfg, *at[1:], tile.block)))
+            ranks = {at: sum(x > 0 for x in states[m][:column])}
+            block_iter.append(((tile.sequence, *at[1:]), order_index_by_lists(ranks, cfg, *at[1:], tile.block)))
     return block_iter
 
 

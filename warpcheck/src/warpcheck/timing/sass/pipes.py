@@ -6,8 +6,9 @@ determines it (memory, barriers, tensor cores). Each of the four schedulers of a
 `shared` belong to the SM.
 
 Sources. "stalls": the fewest clocks that ptxas leaves between such an instruction and the first reader of its result,
-over fa4's kernels for sm_90a and sm_100a and flash-attn-4's forward (`python -m warpcheck.timing.sass`). "guide": the
-table of arithmetic throughputs in the CUDA C++ Programming Guide, for 9.0 and 10.0. Other sources are publications.
+over this repository's kernels for sm_90a and sm_100a and flash-attn-4's forward (`python -m warpcheck.timing.sass`).
+"guide": the table of arithmetic throughputs in the CUDA C++ Programming Guide, for 9.0 and 10.0. Other sources are
+publications.
 
 sure: A raw data, or several sources that agree; B one credible source; C an estimate between similar instructions.
 `bench.calibrate` can measure B and C.
