@@ -80,6 +80,7 @@ def environment() -> dict:
     chip = chip_of(_default_device())
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0, needs_backward=True)
     extent = ProblemSize(1, 4096, 4096)
+    # Of a backend with several rows, the first one counts.
     backends = {row.name: row.refusals(spec, extent, chip) for row in reversed(dispatch.BACKENDS)}
     distributions = ("torch", "numpy", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "flash-attn-4")
     return {

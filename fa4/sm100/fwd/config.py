@@ -56,8 +56,8 @@ class Sm100ForwardConfig(ForwardVariant):
     def __post_init__(self) -> None:
         if self.rows_per_query != self.packed_heads and not self.direct_store:
             raise ValueError(f"{self.packed_heads} packed heads do not divide {LANES}, and O is not stored directly")
-        is_small = self.direct_store and self.q_tiles == self.per_sm == 1
-        if (self.has_8bit_kv or self.kv_load is KvLoad.GATHER) and not is_small:
+        is_simple = self.direct_store and self.q_tiles == self.per_sm == 1
+        if (self.has_8bit_kv or self.kv_load is KvLoad.GATHER) and not is_simple:
             raise ValueError("a CTA that converts or gathers keys takes one Q tile, stores O directly, shares no SM")
         if self.kv_load is KvLoad.GATHER and (self.kv8_stages or self.kv_stages) < 6:
             raise ValueError("the gather role needs six stages: three key blocks of K and V")

@@ -3,8 +3,8 @@ and half of V's columns.
 
 Waits:   load_mma_Q.free, load_mma_KV.free (for 8-bit K and V load_convert_KV.free)
 Signals: load_mma_Q.full, load_mma_KV.full (for 8-bit K and V load_convert_KV.full), in the order in which the products
-         consume the tiles: Q0 K Q1 V, then K V per block. With two S of a Q tile: Q
-         K, then K and V of the block before.
+         consume the tiles: Q0 K Q1 V, then K V per block. With two S of a Q tile: Q K, then K of a block and V of the
+         previous one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def load_qkv(context: Sm100ForwardContext, ends: Ends, q: Cursor, kv: Cursor):
                             load_q(context, work, tile, q)
                     load_v(context, work, block, kv)
                     kv = kv.next()
-            else:  # K of a block before V of the block before it
+            else:  # K of a block, then V of the previous block
                 load_q(context, work, 0, q)
                 for i in cutlass.range(work.count, unroll=1):
                     load_k(context, work, key_block(context, work, i), kv)

@@ -60,7 +60,6 @@ def _cuts_tiles(case: TuningCase) -> bool:
 
 FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), "many query rows")
 MEMORY_BOUND = FP8 | SCATTERED | FEW
-# A pair's head dims split into whole panels.
 D128 = Condition("head dims 128", lambda case: case.spec.head_dim == case.spec.head_dim_v == 128)
 MLA = Condition("head dims (192, 128)", lambda case: (case.spec.head_dim, case.spec.head_dim_v) == (192, 128))
 WIDE = ~MLA & Condition("a head dim above 128", lambda case: max(case.spec.head_dim, case.spec.head_dim_v) > LANES)
@@ -70,7 +69,7 @@ DIAGONAL = Condition("causal", lambda case: case.spec.window_right == 0)
 _FEW = TileShape(q_tiles=1, tile_n=64, direct_store=True)
 # With Q of 192 columns, a staged O would leave a pair two K/V stages instead of five.
 _MLA_PAIR = TileShape(ctas=2, direct_store=True)
-# Of 256 columns one O fills half of tensor memory: there is one Q tile, with two S.
+# An O of 256 columns fills half of tensor memory, so there is one Q tile. It has two S.
 _WIDE = TileShape(q_tiles=1, s_stages=2, tile_n=64, direct_store=True)
 _WIDE_PAIR = TileShape(ctas=2, q_tiles=1, s_stages=2, direct_store=True)
 # All evidence is predicted (`python -m fa4.emulator.timing fwd`, TFLOP/s at 16k) or counted, none is measured.
@@ -83,10 +82,9 @@ TILES = (
     Rule("few queries", FEW & head_dims(128), TileShape(q_tiles=1, tile_n=64, direct_store=True, per_sm=2),
          "64 KB or more of K and V in flight a CTA"),
     Rule("few queries, wide", FEW, _FEW, "128 KB or more of K and V in flight"),
-    Rule("wide, block mask", WIDE & BLOCKS, _WIDE, "a work tile is a part of a block of queries of the block mask"),
-    Rule("pairs above 128", WIDE & FILLED, _WIDE_PAIR,
+    Rule("pairs above 128", WIDE & FILLED & ~BLOCKS, _WIDE_PAIR,
          "d = 256 full 2028, causal 1916; O staged 2025 and 1868; a CTA alone 1424 causal"),
-    Rule("one CTA above 128", WIDE, _WIDE, "sequences that leave half of a pair's rows empty"),
+    Rule("one CTA above 128", WIDE, _WIDE, "half of a pair's rows would be empty, or a block mask cuts them"),
     Rule("block mask, 128 rows", BLOCKS & Condition("blocks of no whole 256 queries", _cuts_tiles),
          TileShape(q_tiles=1), "a work tile is a block of queries of the block mask"),
     Rule("block mask", BLOCKS, TileShape(), "a work tile is a block of queries of the block mask, or a part of one"),
