@@ -9,7 +9,8 @@ interleaved heads (`core.sequence`). Each row has two statistics, which the main
 A main kernel with a `weight_exponent` e computes 2^e P. Its statistics are -lse * log2(e) + e and -delta * 2^-e, so
 that dS = (2^e P) (2^-e dP - 2^-e delta).
 
-Each block has a float32 sum of dQ, to which the key blocks add, in a layout chosen by the main kernel.
+Each block has a float32 sum of dQ, to which the key blocks add, in a layout chosen by the main kernel; none if a main
+kernel computes all of a dQ block itself and stores it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Placement(Constant):
 class RowBlocks(Constant):
     """Compile-time configuration of the statistics and finish kernels.
 
-    packed: heads packed into the rows of a block. semaphores: semaphores per block, see `semaphores`; 0 for none.
+    placement: None without dQ sums; then no finish kernel runs. packed: heads packed into the rows of a block.
+    semaphores: semaphores per block, see `semaphores`; 0 for none.
     first_stores: the first writer of a sum (by order or by chance) stores and the others add, so that sums need no zero
     fill; a sum whose (first) semaphore is 0 is not read. list_rows: rows of a block-mask block, if its lists define the
     order of additions; else 0. pdl: the three kernels overlap by programmatic dependent launch. weight_exponent: e,
@@ -71,7 +73,7 @@ class RowBlocks(Constant):
     head_dim: int
     head_dim_v: int
     tile_m: int
-    placement: Placement
+    placement: Placement | None
     varlen: bool
     has_sink: bool
     has_dlse: bool
@@ -84,7 +86,7 @@ class RowBlocks(Constant):
     chained: bool = False
 
     @classmethod
-    def of(cls, cfg: Any, placement: Placement, packed: int = 1, **others: Any) -> RowBlocks:
+    def of(cls, cfg: Any, placement: Placement | None, packed: int = 1, **others: Any) -> RowBlocks:
         """Return the row blocks of a main kernel with configuration `cfg`."""
         return cls(
             cfg.dtype, cfg.head_dim, cfg.head_dim_v, cfg.tile_m, placement, cfg.varlen, cfg.has_sink, cfg.has_dlse,
@@ -117,7 +119,7 @@ class RowTensors:
     sink: cute.Tensor | None
     dsink: cute.Tensor | None
     statistics: cute.Tensor
-    dq_sum: cute.Tensor
+    dq_sum: cute.Tensor | None
     semaphores: cute.Tensor | None
     ranks: cute.Tensor | None
     of_queries: BlockTensors | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
 from ..core.sequence import Lengths, seq_bounded_tma
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
+from ..pipeline.smem import Tile
 from ..pipeline.tma import TmaMap, TmaTile
 from .program import BackwardArguments, BackwardProgram
 from .variant import BackwardVariant
@@ -32,9 +34,9 @@ class Maps(NamedTuple):
 class BackwardKernelArguments:
     """Run-time arguments of the main kernel."""
 
-    maps: Maps
+    maps: NamedTuple  # `Maps`, or a chip's record
     statistics: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
-    dq_sum: cute.Tensor  # (elements, blocks, heads_q): dQ sum of a block; see the chip's `placement`, `RowTensors`
+    dq_sum: cute.Tensor | None  # (elements, blocks, heads_q): dQ sum of a block, see `RowTensors`
     semaphores: cute.Tensor | None  # (blocks * semaphores, heads_q): key blocks that have added to (a share of) dQ
     ranks: cute.Tensor | None  # (key blocks, blocks, heads_q): see `ranks`
     lengths: Lengths
@@ -58,26 +60,43 @@ class BackwardKernel(BackwardProgram[Config], RoleKernel[Config]):
 
     def begin(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
-        rows, sizes = call.rows, call.sizes
-        seqlens = cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0])
-        n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.cluster_tile_n)
-        heads = cute.size(call.k, mode=[2])
-        pairs = heads * sizes.batch
-        l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, pairs)
-        wave = cfg.wave(n_blocks, l2_group, pairs)
-        cu_seqlens = rows.lengths.cu_seqlens_k if cfg.has_packed_order else None
-        order = tile_order(
-            cfg.cluster_tile_n, 1, sizes.max_seqlen_k, seqlens[1], cu_seqlens, heads, sizes.batch, l2_group,
-            descending=cfg.descending, cluster=cfg.ctas, wave=wave,
-            block_order=sparse_block_order(cfg, call.mods, 1, cfg.cluster_tile_n),
-        )  # fmt: skip
+        order = key_block_order(call, cfg)
+        rows = call.rows
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
-        if cfg.lengths_vary:
-            loaded, stored = tuple(seq_bounded_tma(x) for x in loaded), tuple(seq_bounded_tma(x) for x in stored)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
-        multicast = [cfg.sharers(name) for name in ("q", "k", "v", "do")]
-        maps = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in zip(loaded, tiles, multicast)]
-        maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
-        sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks
-        args = BackwardKernelArguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)
-        self.start(args, cfg, order.ctas, stream)
+        maps = Maps(*tma_maps(cfg, loaded, stored, tiles))
+        self.start(kernel_arguments(call, maps, order), cfg, order.ctas, stream)
+
+
+def key_block_order(call: BackwardArguments, cfg: BackwardVariant) -> Order | PackedOrder:
+    """Return the launch order of key blocks."""
+    rows, sizes, seqlen_k = call.rows, call.sizes, cute.size(call.k, mode=[0])
+    n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.cluster_tile_n)
+    heads = cute.size(call.k, mode=[2])
+    pairs = heads * sizes.batch
+    l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, pairs)
+    wave = cfg.wave(n_blocks, l2_group, pairs)
+    cu_seqlens = rows.lengths.cu_seqlens_k if cfg.has_packed_order else None
+    return tile_order(
+        cfg.cluster_tile_n, 1, sizes.max_seqlen_k, seqlen_k, cu_seqlens, heads, sizes.batch, l2_group,
+        descending=cfg.descending, cluster=cfg.ctas, wave=wave,
+        block_order=sparse_block_order(cfg, call.mods, 1, cfg.cluster_tile_n),
+    )  # fmt: skip
+
+
+def tma_maps(
+    cfg: BackwardVariant, loaded: Sequence[cute.Tensor], stored: Sequence[cute.Tensor], tiles: Sequence[Tile]
+) -> list[TmaMap]:
+    """Return the TMA maps of q, k, v and dout to load, then those of the gradients to store. tiles: of each map."""
+    if cfg.lengths_vary:
+        loaded, stored = [seq_bounded_tma(x) for x in loaded], [seq_bounded_tma(x) for x in stored]
+    multicast = [cfg.sharers(name) for name in ("q", "k", "v", "do")]
+    maps = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in zip(loaded, tiles, multicast)]
+    return maps + [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[len(loaded) :])]
+
+
+def kernel_arguments(call: BackwardArguments, maps: NamedTuple, order: Order | PackedOrder) -> BackwardKernelArguments:
+    """Return the run-time arguments of a main kernel."""
+    rows, seqlens = call.rows, (cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0]))
+    sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks
+    return BackwardKernelArguments(maps, *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)

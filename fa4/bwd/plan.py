@@ -74,7 +74,7 @@ class BackwardDirection:
         mod_tensors = None
         if mods is not None:
             mod_tensors = kernel_mods(
-                mods, inputs.q.shape[-2], backward=True, is_ordered=cfg.ordered_by_lists, captured=targets
+                mods, inputs.q.shape[-2], backward=True, is_ordered=cfg.reads_query_lists, captured=targets
             )
         launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, mod_tensors)
         gradients.finish(inputs, mods, captured, targets)

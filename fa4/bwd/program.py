@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows
 from ..core.program import Program
@@ -58,7 +58,7 @@ class BackwardProgram(Program[Config]):
         cfg: cutlass.Constexpr,
         stream,
     ):
-        """Start the three kernels.
+        """Start the statistics kernel, the main kernel and, with dQ sums, the finish kernel.
 
         Args:
             saved: out, dout like q with the columns of v; lse, dlse (batch, heads, rows), or varlen (heads, rows),
@@ -74,7 +74,8 @@ class BackwardProgram(Program[Config]):
         rows = replace(rows, statistics=blocks.permute_statistics(rows.statistics))
         launch_statistics(rows, blocks, stream)
         self.begin(BackwardArguments(q, k, v, dk, dv, rows, scalars, sizes, filled), cfg, stream)
-        launch_finish(rows, blocks, stream)
+        if const_expr(blocks.placement is not None):
+            launch_finish(rows, blocks, stream)
 
     def begin(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
         """Start the main kernel, from inside a `cute.jit` host function."""
@@ -84,5 +85,5 @@ class BackwardProgram(Program[Config]):
         out, dout, *grads = fake_matrices(cfg, 5)
         saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
         workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), ProblemSize(*[Int32(0)] * 3))
-        mods = ModTensors.fake(cfg.mods, backward=True, is_ordered=cfg.ordered_by_lists)
+        mods = ModTensors.fake(cfg.mods, backward=True, is_ordered=cfg.reads_query_lists)
         return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, mods

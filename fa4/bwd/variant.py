@@ -17,6 +17,11 @@ class BackwardOptions(variant.Variant):
 
     __slots__ = ()
 
+    @property
+    def reads_query_lists(self) -> bool:
+        """Whether kernels also read the block mask's lists of query blocks, beside those of key blocks."""
+        return self.ordered_by_lists
+
     if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
 
         @property

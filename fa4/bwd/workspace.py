@@ -28,7 +28,7 @@ class Workspace(NamedTuple):
     """
 
     statistics: Tensor
-    dq_sum: Tensor
+    dq_sum: Tensor | None
     semaphores: Tensor | None
     ranks: Tensor | None
     dsink: Tensor | None
@@ -38,7 +38,7 @@ class Workspace(NamedTuple):
         """Fake tensors for compilation."""
         return Workspace(
             jit.fake_tensor(Float32, 4, contiguous=True),
-            jit.fake_tensor(Float32, 3 + cfg.chained, contiguous=True),
+            jit.fake_tensor(Float32, 3 + cfg.chained, contiguous=True) if cfg.placement is not None else None,
             jit.fake_tensor(Int32, 2 + cfg.chained, contiguous=True) if cfg.semaphores else None,
             jit.fake_tensor(Int32, 3, contiguous=True, align=4) if cfg.list_rows else None,
             jit.fake_tensor(Float32, 2 if cfg.varlen else 3, contiguous=True, align=4) if cfg.has_sink else None,
@@ -68,7 +68,9 @@ class Allocator:
         heads, blocks = all_heads // cfg.packed, row_blocks(rows, batch, cfg.tile_m, cfg.packed, cfg.varlen)
         row_shape = (all_heads, rows) if cfg.varlen else (batch, all_heads, rows)
         statistics = maker((heads, blocks, 2, cfg.tile_m), torch.float32, device)
-        dq_sum = maker((*self._chains, heads, blocks, cfg.placement.elements), torch.float32, device)
+        dq_sum: Callable[[], Tensor | None] = _nothing
+        if cfg.placement is not None:
+            dq_sum = maker((*self._chains, heads, blocks, cfg.placement.elements), torch.float32, device)
         semaphores = (
             maker((*self._chains, heads, blocks * cfg.semaphores), torch.int32, device) if cfg.semaphores else _nothing
         )

@@ -41,7 +41,8 @@ class Prediction:
 
     flops: over the unmasked pairs. clock: GHz. cost: of one CTA of the main kernel, which has the products. auxiliary:
     cycles of the kernels before and after it. busy: unit -> share of the steady state, the busiest first. times:
-    replays of the main kernel.
+    replays of the main kernel. parts: of each main kernel, if there are several; the other fields but cycles are then
+    those of the first, and `busy` is the mean by cycles.
     """
 
     cycles: float
@@ -53,6 +54,16 @@ class Prediction:
     auxiliary: float
     busy: dict[str, float]
     times: tuple[Times, ...]
+    parts: tuple[Prediction, ...] = ()
+
+    @staticmethod
+    def together(parts: list[Prediction]) -> Prediction:
+        """Return the prediction of several main kernels, one after the other."""
+        first, cycles = parts[0], sum(part.cycles for part in parts)
+        names = {name for part in parts for name in part.busy}
+        busy = {name: sum(part.busy.get(name, 0) * part.cycles for part in parts) / cycles for name in names}
+        busy = dict(sorted(busy.items(), key=lambda item: -item[1]))
+        return dataclasses.replace(first, cycles=cycles, busy=busy, parts=tuple(parts)) if len(parts) > 1 else first
 
     @property
     def milliseconds(self) -> float:
@@ -79,6 +90,11 @@ class _Replayed:
     @property
     def ctas(self) -> int:
         return math.prod(self.times[0].record.launch.cluster)
+
+    @property
+    def has_one_grid(self) -> bool:
+        """Whether longer problems have more steps and not more CTAs."""
+        return len({math.prod(times.record.launch.grid) for times in self.times}) == 1
 
     def tiles(self, times: Times) -> int:
         """Return the tiles per multiprocessor (or CTA pair), if each tile has a CTA."""
@@ -120,8 +136,11 @@ def predict(
         raise ValueError(f"head_dim {problem.head_dim} on {chip} is not predicted, only {', '.join(map(str, _ROWS))}")
     small = dataclasses.replace(problem, batch=1, seqlen=0, heads=1)
     if problem.direction == "bwd":
-        replayed = _backward(table, package, small, timeline)
-    elif package == "fa4":
+        kernels = _backward(table, package, small, timeline)
+        return Prediction.together(
+            [_whole(problem, table, package, kernel, clock or table.clock_of("bwd")) for kernel in kernels]
+        )
+    if package == "fa4":
         forward = _plan(problem, chip)._forward
         replayed = _forward(table, package, small, timeline, forward.cfg.rows, forward.tiles)
     else:
@@ -162,7 +181,7 @@ def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed
     schedule = dataclasses.replace(schedule, scheduler=scheduler)
     of_head = schedule.steps(problem.direction, problem.seqlen, problem.seqlen, problem.causal)
     work = [a_step * steps for steps in schedule.steps_of_grid(of_head, problem.batch * problem.heads)]
-    if problem.direction == "bwd" and problem.deterministic:
+    if problem.direction == "bwd" and problem.deterministic and _adds_in_order(problem, table.chip, package):
         every = max(of_head)
         rows = [range(every - steps, every) for steps in of_head]
         tiles = (
@@ -178,6 +197,11 @@ def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed
         cycles + auxiliary, problem.flops, clock, cost, len(work), scheduler, auxiliary,
         _steady(replayed.times[0], replayed.times[1]), replayed.times,
     )  # fmt: skip
+
+
+def _adds_in_order(problem: Problem, chip: str, package: str) -> bool:
+    """Whether CTAs of a deterministic backward wait for each other; not if each computes a block of dQ alone."""
+    return package != "fa4" or _plan(problem, chip)._backward.config(has_dlse=False).row_blocks.placement is not None
 
 
 def _add_interval(problem: Problem, ctas: int, table: ChipTable) -> float:
@@ -219,7 +243,8 @@ def _forward(
     return _Replayed(tuple(main for (main,) in launched), tuple(shapes), ())
 
 
-def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> _Replayed:
+def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> list[_Replayed]:
+    """Replay the backward. Return its main kernels; the first one has the kernels before and after them."""
     sms = _SMS[table.chip]
     auxiliary = _replay(table, package, problem, _AUXILIARY, timeline, sms)
     is_pair = math.prod(next(times for times in auxiliary if times.flops).record.launch.cluster) > 1
@@ -229,9 +254,23 @@ def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) 
         shapes = [Shape(512, sms * _TILE_N, 1), _AUXILIARY]
     else:  # one head per CTA: CTAs of one head wait for each other in a deterministic backward
         shapes = [Shape(queries, _TILE_N, sms) for queries in (512, 1024)]
+    mains = _main_kernels(table, package, problem, shapes, timeline, sms)
+    if len(mains) > 1 and not problem.causal:
+        # A kernel whose CTAs own queries has more steps with more keys.
+        swapped = [Shape(shape.keys, shape.queries, shape.heads) for shape in shapes]
+        others = _main_kernels(table, package, problem, swapped, timeline, sms)
+        mains = [main if main.has_one_grid else other for main, other in zip(mains, others)]
+    small = tuple(times for times in auxiliary if not times.flops)
+    return [dataclasses.replace(mains[0], auxiliary=small), *mains[1:]]
+
+
+def _main_kernels(
+    table: ChipTable, package: str, problem: Problem, shapes: list[Shape], timeline: bool, sms: int
+) -> list[_Replayed]:
+    """Replay the kernels that have products."""
     launched = [_replay(table, package, problem, shape, timeline, sms) for shape in shapes]
-    mains = tuple(next(times for times in found if times.flops) for found in launched)
-    return _Replayed(mains, tuple(shapes), tuple(times for times in auxiliary if not times.flops))
+    mains = zip(*([times for times in found if times.flops] for found in launched))
+    return [_Replayed(times, tuple(shapes), ()) for times in mains]
 
 
 def _replay(

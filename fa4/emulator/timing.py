@@ -47,12 +47,19 @@ def main(
 
 def text(found: Prediction, sms: int) -> str:
     """A prediction as lines."""
-    cost = found.cost
     tile = found.flops / found.tiles
     lines = [
         f"  {found.cycles:,.0f} cycles, {found.milliseconds:.3f} ms, {found.tflops:,.0f} TFLOP/s at {found.clock} GHz",
         f"  {found.tiles} tiles of {tile / 1e9:.2f} GFLOP (mean) over {sms} SMs, scheduler: {found.scheduler.value}",
-        f"  a CTA: {cost.start:,.0f} cycles, {cost.tile:,.0f} a tile, {cost.rate:,.0f} FLOPs a cycle and SM in between",
+    ]
+    for i, part in enumerate(found.parts or (found,)):
+        cost = part.cost
+        kernel = f"kernel {i + 1}, {part.cycles:,.0f} cycles: " if found.parts else ""
+        lines.append(
+            f"  {kernel}a CTA: {cost.start:,.0f} cycles, {cost.tile:,.0f} a tile, {cost.rate:,.0f} FLOPs a cycle and "
+            "SM in between"
+        )
+    lines += [
         f"  kernels before and after: {found.auxiliary:,.0f} cycles" if found.auxiliary else "  one kernel",
         "  busy in between: " + ", ".join(f"{name} {share:.0%}" for name, share in list(found.busy.items())[:_SHOWN]),
     ]

@@ -214,6 +214,7 @@ _SM100 = replace(
     summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
     chips="sm_100 or sm_103",
     on=lambda chip: chip.number in (100, 103),
+    head_dims=_WIDE,
     module="fa4.sm100.plan",
     limits=(*_LIMITS, _sm100_page_limits),
 )
@@ -221,12 +222,6 @@ _SM100 = replace(
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     _SM100,
-    replace(
-        _SM100,
-        summary="the same, the forward",
-        head_dims=_WIDE,
-        features=_SM100.features - _BACKWARD_FEATURES,
-    ),
     _SM90,
     replace(_SM90_WIDE, summary="the same, the forward", features=_SM90.features - _BACKWARD_FEATURES),
     replace(

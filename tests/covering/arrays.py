@@ -120,10 +120,10 @@ _FETCHED_BYTES = dict(head_dim="256", head_dim_v="same", pages="128", bits="fp8"
 ARRAYS = {
     array.name: array
     for array in (
-        Array("training", _TRAINING, 2, native=(BACKENDS, ("sm80",)), presets=(_SOFTCAP_AND_MASK,)),
+        Array("training", _TRAINING, 2, native=(BACKENDS, ("sm80", "sm100")), presets=(_SOFTCAP_AND_MASK,)),
         # Hopper's backward of wide heads takes calls without functions alone.
         Array("training-wide", _TRAINING.without(**_NOT_WIDE).native("sm90"), 2, backend="sm90"),
-        Array("inference", _INFERENCE, 2, native=(BACKENDS, ("sm80", "sm90"))),
+        Array("inference", _INFERENCE, 2, native=(BACKENDS,)),
         # How rows of a cache come to the matrix unit follows from these together.
         Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
         Array("caches-sm100", _CACHES.native("sm100"), 2, backend="sm100", beside=("caches",)),

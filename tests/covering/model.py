@@ -197,10 +197,7 @@ CALLS = Model(
                 direction=_BACKWARDS,
             ),
         ),
-        "sm100": (
-            *_CALLS_OF_ALL,
-            *_no_each("no backwards of wide heads", _WIDER, direction=_BACKWARDS),
-        ),
+        "sm100": _CALLS_OF_ALL,
     },
 )
 

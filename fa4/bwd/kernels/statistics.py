@@ -38,7 +38,7 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
     used_rows = args.lengths.queries(batch, extent(args.out))
     if m_block * cfg.tile_m < query_rows.count * cfg.packed:
         block = first_row_block(batch, query_rows, extent(args.out), cfg.tile_m, cfg.packed, cfg.varlen) + m_block
-        if const_expr(not cfg.first_stores):
+        if const_expr(cfg.placement is not None and not cfg.first_stores):
             dq = args.dq_sum[None, block, head]
             for i in cutlass.range(thread, cfg.placement.elements // 4, THREADS, unroll=4):
                 store_vec(dq.iterator + 4 * i, [Int32(0)] * 4)

@@ -17,22 +17,19 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ...core.captured_grads import CapturedGrads
-from ...core.dropout import Dropout, apply_dropout
+from ...core.dropout import Dropout
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
-from ...core.mask_bits import apply_mask_unless, mask_bits
-from ...core.score import BackwardSoftcap
-from ...core.scoring import Scoring
 from ...core.traced import bind
-from ...core.vec_io import load_floats, pack_half
+from ...core.vec_io import load_floats
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.ends import Ends
 from ...pipeline.smem import store_row
 from .. import tmem
-from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
 from .config import CHUNK, HALVES, TILE_N
-from .context import Sm100BackwardContext
+from .context import Sm100BackwardContext, Sm100StepsContext
 from .epilogue import store_gradients
+from .pointwise import RowStatistic, StepElements, band_words, scoring_of
 from .work import Sm100BackwardWork, work_tile
 
 
@@ -79,7 +76,7 @@ class StepQueries(NamedTuple):
 
 
 def bind_mods(
-    context: Sm100BackwardContext, work: Sm100BackwardWork, queries: StepQueries, applies_mask_mod: bool
+    context: Sm100StepsContext, work: Sm100BackwardWork, queries: StepQueries, applies_mask_mod: bool
 ) -> tuple[FragmentValues | None, FragmentValues | None]:
     """Fragment values of a step for score_mod and mask_mod. applies_mask_mod: False if the block list says that nothing
     is masked there."""
@@ -94,7 +91,7 @@ def bind_mods(
     return score, mask
 
 
-def keep_bits_of(context: Sm100BackwardContext, work: Sm100BackwardWork, queries: StepQueries) -> list[Int32] | None:
+def keep_bits_of(context: Sm100StepsContext, work: Sm100BackwardWork, queries: StepQueries) -> list[Int32] | None:
     """32-bit words of dropout keep bits of this thread's elements of a step; None without dropout."""
     cfg, warp = context.cfg, cute.arch.make_warp_uniform(cute.arch.warp_idx())
     dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, work.head_kv * cfg.group + queries.member)
@@ -139,60 +136,20 @@ def step(
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         s += tmem.load(s_address + column, CHUNK)
     tmem.wait_loads()
-    scoring = Scoring(BackwardSoftcap(args.scale_over_cap) if const_expr(cfg.has_softcap) else None, score, mask)
-    logits = scoring.logits([s])
-    (s,) = scoring.masked(logits, lambda _, i: load_floats(minus_lse + i // 4 * 4, 4)[i % 4])
-    column_bits = []
+    words = []
     if const_expr(applies_band):
         has_first = work.mask.right is not None
-        column_bits = [
-            mask_bits(queries.first if const_expr(has_first) else None, queries.stop, query)
-            for query in range(0, cfg.half, 32)
-        ]
-    p, packed = [], []
-    for pair in cutlass.range_constexpr(cfg.half // 2):
-        if const_expr(pair % 2 == 0):
-            lse = load_floats(minus_lse + 2 * pair, 4)
-        s_pair = s[2 * pair : 2 * pair + 2]
-        scales = (args.scale_log2, args.scale_log2)
-        x = cute.arch.fma_packed_f32x2(tuple(s_pair), scales, tuple(lse[2 * (pair % 2) : 2 * (pair % 2) + 2]))
-        if const_expr(applies_band):
-            bits, bit = column_bits[2 * pair // 32], 2 * pair % 32
-            x = apply_mask_unless(bits, bit, x[0]), apply_mask_unless(bits, bit + 1, x[1])
-        if const_expr(is_polynomial(pair, cfg.polynomial)):
-            p_pair = exp2_polynomial(*x)
-        else:
-            p_pair = exp2_mufu(x[0]), exp2_mufu(x[1])
-        factors = dropout_factors(context, keep_bits, 2 * pair)
-        p_dropped = p_pair
-        if const_expr(factors is not None):
-            p_dropped = cute.arch.mul_packed_f32x2(tuple(p_pair), factors)
-        packed.append(pack_half(p_dropped[0], p_dropped[1], cfg.dtype))
-        p += scoring.times_softcap_grad([list(p_pair)], [logits[0][2 * pair : 2 * pair + 2]])[0]
+        words = band_words(cfg, queries.first if const_expr(has_first) else None, queries.stop)
+    scoring = scoring_of(cfg, args, score, mask)
+    elements = StepElements(cfg, args, scoring, keep_bits, words, four_of(minus_lse), four_of(minus_delta))
+    p, packed = elements.probabilities(s)
     tmem.store(s_address + packed_column, packed)
     tmem.wait_stores()
     ends.compute_mma_P.arrive_full(0)
 
     gradients.wait()
-    packed, grads = [], []
-    for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
-        dp = tmem.load(dp_address + column, CHUNK)
-        for i in cutlass.range_constexpr(0, CHUNK, 4):
-            delta = load_floats(minus_delta + (column + i), 4)
-            for j in cutlass.range_constexpr(0, 4, 2):
-                q_index = column + i + j
-                factors = dropout_factors(context, keep_bits, q_index)
-                if const_expr(factors is None):
-                    ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
-                else:
-                    ds = cute.arch.fma_packed_f32x2((dp[i + j], dp[i + j + 1]), factors, tuple(delta[j : j + 2]))
-                ds = cute.arch.mul_packed_f32x2((p[q_index], p[q_index + 1]), ds)
-                grads += ds
-                if const_expr(score is None):
-                    packed.append(pack_half(ds[0], ds[1], cfg.dtype))
+    packed = elements.score_gradients(p, dp_address)
     if const_expr(score is not None):
-        (grads,) = scoring.score_grads([p], [grads])
-        packed = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
         captured = CapturedGrads.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.own_block)
         if const_expr(captured is not None):
             captured.add(score, [p])
@@ -208,14 +165,9 @@ def step(
     ends.compute_mma_dS.arrive_full(0)
 
 
-def dropout_factors(
-    context: Sm100BackwardContext, keep_bits: list[Int32] | None, i: int
-) -> tuple[Float32, Float32] | None:
-    """Factors of P and dP for elements i and i + 1: 1 / (1 - p), or 0 if dropped; None without dropout."""
-    if keep_bits is None:
-        return None
-    scale = context.args.mods.dropout.scale
-    return apply_dropout(keep_bits, i, scale), apply_dropout(keep_bits, i + 1, scale)
+def four_of(values: cute.Pointer) -> RowStatistic:
+    """Read a row statistic of a step from shared memory."""
+    return lambda i: load_floats(values + i, 4)
 
 
 @cute.jit

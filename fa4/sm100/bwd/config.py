@@ -29,8 +29,9 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm100BackwardConfig(BackwardVariant):
-    """Configuration of the generated code; the fields are the compile key.
+class Sm100BackwardSteps(BackwardVariant):
+    """What the Blackwell backwards have in common: a step computes scores of a CTA's 128 lanes with `tile_m` columns,
+    half of them in each compute warpgroup.
 
     ctas: 1, or 2 for a CTA pair. polynomial: pairs of every 16 whose exp2 runs on the FMA units.
     """
@@ -38,7 +39,6 @@ class Sm100BackwardConfig(BackwardVariant):
     ctas: int
     polynomial: int
     smem_bytes: int
-    column_unit: ClassVar[int] = CHUNK
     cta_tile_n: ClassVar[int] = TILE_N
 
     @property
@@ -47,13 +47,8 @@ class Sm100BackwardConfig(BackwardVariant):
         return self.ctas * self.cta_tile_n
 
     @property
-    def tile_m(self) -> int:
-        """Query rows of one step: 128, or 64 if dK is too wide for tensor memory to also hold 128 columns of scores."""
-        return 64 if self.columns > 128 else 128
-
-    @property
     def half(self) -> int:
-        """Queries of one compute warpgroup in a step."""
+        """Columns of one compute warpgroup in a step."""
         return self.tile_m // HALVES
 
     def _tile(self, rows: int, columns: int) -> Tile:
@@ -62,6 +57,18 @@ class Sm100BackwardConfig(BackwardVariant):
     def elements(self, nbytes: int) -> int:
         """Number of 16-bit elements in `nbytes`."""
         return 8 * nbytes // self.dtype.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm100BackwardConfig(Sm100BackwardSteps):
+    """Configuration of the generated code; the fields are the compile key."""
+
+    column_unit: ClassVar[int] = CHUNK
+
+    @property
+    def tile_m(self) -> int:
+        """Query rows of one step: 128, or 64 if dK is too wide for tensor memory to also hold 128 columns of scores."""
+        return 64 if self.columns > 128 else 128
 
     @property
     def q_tile(self) -> Tile:

@@ -6,14 +6,21 @@ from dataclasses import dataclass
 
 from ...bwd.context import BackwardContext
 from .. import tmem
-from .config import Sm100BackwardConfig
+from .config import Sm100BackwardConfig, Sm100BackwardSteps
 
 
 @dataclass(frozen=True, slots=True)
-class Sm100BackwardContext(BackwardContext):
-    """Arguments of a role's body: adds the tensor-memory map and named barriers."""
+class Sm100StepsContext(BackwardContext):
+    """Arguments of a role's body in every Blackwell backward: adds the tensor-memory map."""
+
+    cfg: Sm100BackwardSteps
+    tmem: tmem.TmemMap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sm100BackwardContext(Sm100StepsContext):
+    """Adds named barriers."""
 
     cfg: Sm100BackwardConfig
-    tmem: tmem.TmemMap | None = None
     dq_staging: int = 1  # named barriers; 0 is the barrier of the CTA
     gradient_staged: int = 2  # and 3: one per compute warpgroup

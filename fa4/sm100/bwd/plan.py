@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...bwd import plan
 from ...core.variant import Variant
+from ...pipeline.kernel import RoleKernel
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
-from .config import Sm100BackwardConfig
+from .config import Sm100BackwardConfig, Sm100BackwardSteps
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
+from .wide.config import Sm100WideConfig
+from .wide.kernel import KERNEL as WIDE
 
 
 class Sm100Backward(plan.BackwardDirection):
     """Backward plan for sm_100 and sm_103. `tiles` replaces the row of the table, for tuning."""
 
-    kernel = KERNEL
+    kernel: RoleKernel[Any] = KERNEL
 
     def __init__(
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
@@ -23,25 +28,31 @@ class Sm100Backward(plan.BackwardDirection):
         super().__init__(spec, extent, chip)
         self.choice = tiles_for(spec, chip) if tiles is None else given(tiles)
         self.tiles = self.choice.row
+        if self.tiles.wide:
+            self.kernel = WIDE
 
     def __str__(self) -> str:
         cfg = self.config(has_dlse=False)
+        stages = "a kernel for each of dV, dK and dQ"
+        if isinstance(cfg, Sm100BackwardConfig):
+            stages = f"{cfg.q_stages} Q and {cfg.do_stages} dO stages"
         return (
-            f"backward {self.choice.name}: {cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} Q and {cfg.do_stages} "
-            f"dO stages, group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({self.choice.reason})"
+            f"backward {self.choice.name}: {cfg.tile_m} x {cfg.cluster_tile_n}, {stages}, group {cfg.group}, "
+            f"exp2 polynomial {cfg.polynomial}/16 ({self.choice.reason})"
         )
 
-    def config(self, has_dlse: bool) -> Sm100BackwardConfig:
+    def config(self, has_dlse: bool) -> Sm100BackwardSteps:
         return configure(self.spec, self.chip, has_dlse, self.tiles)
 
 
 def configure(
     spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None
-) -> Sm100BackwardConfig:
+) -> Sm100BackwardSteps:
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip).row
-    return Sm100BackwardConfig(
+    kind = Sm100WideConfig if tiles.wide else Sm100BackwardConfig
+    return kind(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
-        **columns(tiles, Sm100BackwardConfig),
+        **columns(tiles, kind),
         smem_bytes=chip.smem_per_block,
     )

@@ -13,7 +13,7 @@ from ...core.mask import Band, SparseBlocks
 from ...core.order import Order, Tile
 from ...core.sequence import Rows
 from .config import TILE_N
-from .context import Sm100BackwardContext
+from .context import Sm100StepsContext
 
 
 class Sm100BackwardWork(NamedTuple):
@@ -34,7 +34,12 @@ class Sm100BackwardWork(NamedTuple):
     rank: Int32  # of this CTA in its pair
     own_block: Int32  # this CTA's block of TILE_N keys
 
-    def of_head(self, context: Sm100BackwardContext, member: Int32) -> Sm100BackwardWork:
+    @property
+    def own_head(self) -> Int32:
+        """Head of the keys that the CTA owns."""
+        return self.head_kv
+
+    def of_head(self, context: Sm100StepsContext, member: Int32) -> Sm100BackwardWork:
         """The work of one query head of the group, which may have its own block lists."""
         if not context.cfg.lists_by_head:
             return self
@@ -54,7 +59,7 @@ class Sm100BackwardWork(NamedTuple):
         """True if the band masks some pair of a query block and this CTA's keys."""
         return replace(self.mask, tile_n=TILE_N).needs_mask(m_block, self.own_block)
 
-    def order_index(self, m_block: Int32, head: Int32, context: Sm100BackwardContext) -> Int32:
+    def order_index(self, m_block: Int32, head: Int32, context: Sm100StepsContext) -> Int32:
         """Order index: number of key blocks that add to dQ of a query block before this one."""
         cfg = context.cfg
         if cfg.has_blocks:
@@ -64,7 +69,7 @@ class Sm100BackwardWork(NamedTuple):
         return order_index(order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))
 
 
-def work_tile(context: Sm100BackwardContext) -> Sm100BackwardWork:
+def work_tile(context: Sm100StepsContext) -> Sm100BackwardWork:
     """Return this CTA's work; `steps` is 0 if no query sees a key of the block."""
     cfg, keys, rank = context.cfg, cta_keys(context), context.args.order.rank
     return Sm100BackwardWork(*keys, rank, keys.n_block * cfg.ctas + rank)
@@ -77,16 +82,16 @@ class ListPosition(NamedTuple):
     pos: Int32
 
     @staticmethod
-    def first(context: Sm100BackwardContext, work: Sm100BackwardWork) -> ListPosition:
+    def first(context: Sm100StepsContext, work: Sm100BackwardWork) -> ListPosition:
         return ListPosition(first_member(context, work), Int32(0))
 
-    def coord(self, context: Sm100BackwardContext, work: Sm100BackwardWork) -> tuple[Int32, Int32]:
+    def coord(self, context: Sm100StepsContext, work: Sm100BackwardWork) -> tuple[Int32, Int32]:
         """(query head, query block) of the step."""
         return work.head_kv * context.cfg.group + self.member, work.of_head(context, self.member).block(self.pos)
 
 
 @cute.jit
-def next_position(context: Sm100BackwardContext, work: Sm100BackwardWork, position: ListPosition) -> ListPosition:
+def next_position(context: Sm100StepsContext, work: Sm100BackwardWork, position: ListPosition) -> ListPosition:
     """Return the position of the next step; past the last step it is not valid."""
     member, i, last = position.member, position.pos + 1, context.cfg.group - 1
     count = work.of_head(context, member).stop

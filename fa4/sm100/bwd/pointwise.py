@@ -1,0 +1,113 @@
+"""P and dS of a thread's elements of a step: neighbouring queries of one key, or neighbouring keys of one query.
+
+P = exp2(S - lse), dS = P (dP - delta); the stages between them are in `core.scoring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...bwd.launch import BackwardKernelArguments
+from ...core.constant import Constant
+from ...core.dropout import apply_dropout
+from ...core.fragment_values import FragmentValues
+from ...core.mask_bits import apply_mask_unless, mask_bits
+from ...core.score import BackwardSoftcap
+from ...core.scoring import Scoring
+from ...core.vec_io import pack_half
+from .. import tmem
+from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
+from .config import CHUNK, Sm100BackwardSteps
+
+RowStatistic = Callable[[int], list[Float32]]  # index, a multiple of 4 -> values of this element and the next three
+
+
+@dataclass(frozen=True)
+class StepElements(Constant):
+    """The `cfg.half` elements of a thread in a step.
+
+    keep_bits: 32-bit words of dropout keep bits; None without dropout. band_words: 32-bit words with a bit for each
+    element that the band keeps; empty if it keeps all.
+    """
+
+    cfg: Sm100BackwardSteps
+    args: BackwardKernelArguments
+    scoring: Scoring
+    keep_bits: list[Int32] | None
+    band_words: list[Int32]
+    minus_lse: RowStatistic
+    minus_delta: RowStatistic
+
+    def probabilities(self, s: list[Float32]) -> tuple[list[Float32], list[Int32]]:
+        """Return from raw scores: P times the softcap's derivative, a factor of dS; and P after dropout, in 16 bits."""
+        cfg, scale = self.cfg, self.args.scale_log2
+        logits = self.scoring.logits([s])
+        (s,) = self.scoring.masked(logits, lambda _, i: self.minus_lse(i // 4 * 4)[i % 4])
+        p, packed = list[Float32](), list[Int32]()
+        for pair in range(cfg.half // 2):
+            if pair % 2 == 0:
+                lse = self.minus_lse(2 * pair)
+            x = cute.arch.fma_packed_f32x2(
+                tuple(s[2 * pair : 2 * pair + 2]), (scale, scale), tuple(lse[2 * (pair % 2) : 2 * (pair % 2) + 2])
+            )
+            if self.band_words:
+                bits, bit = self.band_words[2 * pair // 32], 2 * pair % 32
+                x = apply_mask_unless(bits, bit, x[0]), apply_mask_unless(bits, bit + 1, x[1])
+            if is_polynomial(pair, cfg.polynomial):
+                p_pair = exp2_polynomial(*x)
+            else:
+                p_pair = exp2_mufu(x[0]), exp2_mufu(x[1])
+            factors = self._dropout_factors(2 * pair)
+            p_dropped = p_pair if factors is None else cute.arch.mul_packed_f32x2(tuple(p_pair), factors)
+            packed.append(pack_half(p_dropped[0], p_dropped[1], cfg.dtype))
+            p += self.scoring.times_softcap_grad([list(p_pair)], [logits[0][2 * pair : 2 * pair + 2]])[0]
+        return p, packed
+
+    def score_gradients(self, p: list[Float32], dp_address: Int32) -> list[Int32]:
+        """Return dS in 16 bits. p: from `probabilities`. dp_address: tensor-memory address of dP. The caller waits for
+        the loads before it overwrites dP; registers themselves are interlocked."""
+        cfg, score = self.cfg, self.scoring.score_mod
+        packed, grads = list[Int32](), list[Float32]()
+        for column in range(0, cfg.half, CHUNK):
+            dp = tmem.load(dp_address + column, CHUNK)
+            for i in range(0, CHUNK, 4):
+                delta = self.minus_delta(column + i)
+                for j in range(0, 4, 2):
+                    first = column + i + j
+                    factors = self._dropout_factors(first)
+                    dp_pair, delta_pair = (dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2])
+                    if factors is None:
+                        ds = cute.arch.add_packed_f32x2(dp_pair, delta_pair)
+                    else:
+                        ds = cute.arch.fma_packed_f32x2(dp_pair, factors, delta_pair)
+                    ds = cute.arch.mul_packed_f32x2((p[first], p[first + 1]), ds)
+                    grads += ds
+                    if score is None:
+                        packed.append(pack_half(ds[0], ds[1], cfg.dtype))
+        if score is not None:
+            (grads,) = self.scoring.score_grads([p], [grads])
+            packed = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
+        return packed
+
+    def _dropout_factors(self, i: int) -> tuple[Float32, Float32] | None:
+        """Factors of P and dP for elements i and i + 1: 1 / (1 - p), or 0 if dropped; None without dropout."""
+        if self.keep_bits is None:
+            return None
+        scale = self.args.mods.dropout.scale
+        return apply_dropout(self.keep_bits, i, scale), apply_dropout(self.keep_bits, i + 1, scale)
+
+
+def scoring_of(
+    cfg: Sm100BackwardSteps, args: BackwardKernelArguments, score: FragmentValues | None, mask: FragmentValues | None
+) -> Scoring:
+    """Stages of a step with its values of score_mod and mask_mod."""
+    return Scoring(BackwardSoftcap(args.scale_over_cap) if cfg.has_softcap else None, score, mask)
+
+
+def band_words(cfg: Sm100BackwardSteps, first: Int32 | None, stop: Int32) -> list[Int32]:
+    """Words of the elements first <= i < stop of a step; no lower bound if `first` is None."""
+    return [mask_bits(first, stop, column) for column in range(0, cfg.half, 32)]
