@@ -16,14 +16,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from click.testing import CliRunner
-from torch.distributed.device_mesh import init_device_mesh
 
 import fa4
 from bench import (
     compare,
-    context_parallel,
     flex,
     lines,
     mods,
@@ -453,28 +450,6 @@ def test_training_takes_turns_and_all_providers_learn_the_same(tmp_path):
     (row,) = map(json.loads, file.read_text().splitlines())
     assert (row["suite"], row["provider"], row["seqlen"], row["repeats"]) == ("train", "fa4", 20, 2)
     assert row["tokens_per_second"] == pytest.approx(20_000 / row["median_ms"])
-
-
-def test_sequences_cut_among_ranks_are_checked_and_beside_one_gpu(tmp_path):
-    """In a group of one process, where every way is there."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        cpu = torch.device("cpu")
-        offered = context_parallel.providers(init_device_mesh("cpu", (1,)), deterministic=True)[:3]
-        for case in context_parallel._cases("64", "4/2", 16):
-            right, said = context_parallel.right_ones(case, offered, cpu, 0)
-            assert right == offered and all(row["checked"] for row in said.values())
-            rows = context_parallel.measured(case, offered, said, cpu, seconds=0.0, seed=0)
-            assert [row["provider"] for row in rows] == ["fa4, one GPU", "fa4 ring", "fa4 all-gather"]
-            assert all(row["median_ms"] > 0 and row["differs"] < 0.02 for row in rows[1:])
-            lines = summary.among_gpus([dict(row, suite="context_parallel", deterministic=True) for row in rows])
-            assert lines[0] == "| direction | heads | tokens | fa4, one GPU | fa4 ring | fa4 all-gather |"
-            assert lines[2].startswith(f"| {case.direction} | 4/2 | 0k | ") and lines[2].count("%)") == 2
-        wrong = offered[1]._replace(attend=lambda q, k, v: fa4.flash_attn_func(q, k, v))
-        right, said = context_parallel.right_ones(case, [wrong], cpu, 0)
-        assert not right and said["fa4 ring"]["error"].startswith("ArithmeticError: wrong result")
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("table, file", [(flex.table, "nvidia-h100-80gb-hbm3_flex"), (mods.table, "emulated_mods")])
