@@ -93,6 +93,8 @@ def _checked(
             raise TypeError(
                 f"{name} is a nested tensor, expected a plain one: sequences may be packed, with cu_seqlens"
             )
+        if hasattr(x, "placements"):
+            raise TypeError(f"{name} is a DTensor, expected this rank's plain tensor: to_local() returns it")
     padded = isinstance(q, Tensor) and q.ndim == 4
     (checks.check_dense if padded else checks.check_packed)(q, k, v)
     flags = checks.flags(q, k, v, sink, options)

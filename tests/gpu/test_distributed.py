@@ -1,49 +1,68 @@
-"""Context parallelism on the GPUs at hand, with NCCL: results of all ranks against the oracle of the whole."""
+"""Parallelism on the GPUs at hand, with NCCL: results of all ranks against the oracle of the whole, and lost ranks."""
 
 import itertools
+import signal
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import fa4.distributed as cp
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
+from tests import ranks
 from tests.test_distributed import CASES, WINDOW, attend
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 LONG = dict(heads_q=4, heads_kv=2, head_dim=128, causal=True)
 ON_GPUS = [
     *(case for case in CASES if case.dtype == torch.bfloat16 or case.dtype == torch.float16),
     Case("long", batch=2, seqlen_q=2048, seqlen_k=2048, **LONG),
     Case("long_varlen", lengths=((1024, 1024), (256, 256), (512, 512)), **LONG),
 ]
-RUNS = {f"{case}-{method}": (case, method) for case, method in itertools.product(ON_GPUS, cp.METHODS)}
-RUNS["window-all-gather"] = WINDOW, "all-gather"
+RUNS = [*itertools.product(ON_GPUS, cp.METHODS), (WINDOW, "all-gather")]
 
 
-def on_every_rank(rank, world, file, name, seed):
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", init_method=f"file://{file}", rank=rank, world_size=world, device_id=device)
-    try:
-        case, method = RUNS[name]
+def on_gpus(*numbers):
+    """Parameters of tests: numbers of GPUs, each skipped where there are fewer."""
+    here = torch.cuda.device_count()
+    skips = {n: pytest.mark.skipif(here < n, reason=f"needs {n} CUDA devices") for n in numbers}
+    return [pytest.param(n, marks=skip) for n, skip in skips.items()]
+
+
+def parts_are_the_whole(device, method, seed):
+    for case in (case for case, by in RUNS if by == method):
         problem, results = attend(case, seed, method, device)
         again = attend(case, seed, method, device)[1]
-        assert all(torch.equal(a, b) for a, b in zip(results, again)), f"{name} does not repeat"
+        assert all(torch.equal(a, b) for a, b in zip(results, again)), f"{case} by {method} does not repeat"
         out, lse, *grads = results
-        if rank == 0:
-            cases.assert_right(cases.judge_forward(problem, out, lse), name)
-            cases.assert_right(cases.judge_backward(problem, cases.Gradients(*grads)), name)
-    finally:
-        dist.destroy_process_group()
+        if torch.distributed.get_rank() == 0:
+            cases.assert_right(cases.judge_forward(problem, out, lse), f"{case} by {method}")
+            cases.assert_right(cases.judge_backward(problem, cases.Gradients(*grads)), f"{case} by {method}")
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_parts_on_gpus_are_the_whole(name, seed, tmp_path):
+@pytest.mark.parametrize("method", cp.METHODS)
+@pytest.mark.parametrize("world", on_gpus(2, 4))
+def test_parts_on_gpus_are_the_whole(world, method, seed, tmp_path):
     """Twice, bit for bit."""
-    mp.start_processes(on_every_rank, (2, tmp_path / "store", name, seed), 2, start_method="spawn")
+    ranks.run(parts_are_the_whole, world, tmp_path, "cuda", method, seed)
+
+
+@pytest.mark.parametrize("world", on_gpus(4))
+def test_sequence_and_heads_are_split_at_once(world, seed, tmp_path):
+    ranks.run(ranks.split_both_ways, world, tmp_path, "cuda", seed)
+
+
+@pytest.mark.parametrize("world", on_gpus(2, 4))
+def test_training_resumes_from_a_checkpoint_with_the_same_bits(world, seed, tmp_path):
+    ranks.run(ranks.resumes_bitwise, world, tmp_path, "cuda", tmp_path / "checkpoint", seed)
+
+
+@pytest.mark.parametrize("method", cp.METHODS)
+@pytest.mark.parametrize("world", on_gpus(2, 4))
+def test_a_lost_rank_ends_the_others(world, method, tmp_path, monkeypatch):
+    """NCCL's kernels wait for the lost rank until the watchdog of torch ends the process, at the group's timeout."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    codes, seconds = ranks.exit_codes_without_a_rank(world, tmp_path, "cuda", method)
+    assert codes[-1] == -signal.SIGKILL and 0 not in codes, f"exit codes {codes}"
+    assert seconds < ranks.LOST_LIMIT_S["cuda"] + 40
