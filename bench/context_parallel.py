@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.util
 import json
 import statistics
 import time
@@ -176,6 +177,7 @@ def _table(rows: list[dict], title: str) -> Table:
 @click.option("--head-dim", default=128, show_default=True)
 @click.option("--kinds", default="causal", show_default=True, help=f"Comma-separated, of {', '.join(KINDS)}.")
 @click.option("--window", default=4096, show_default=True, help="Keys to the left of a query, in cases of that kind.")
+@click.option("--case", "named", multiple=True, metavar="KINDS:HEADS:SEQLENS", help="Such cases, instead of the above.")
 @click.option("--deterministic/--unordered", default=True, show_default=True, help="fa4's backward.")
 @click.option("--only", default="", help="Comma-separated names of providers; one GPU is always there.")
 @click.option("--seconds", default=1.0, show_default=True, help="Time spent on each case, of all providers together.")
@@ -185,12 +187,27 @@ def _table(rows: list[dict], title: str) -> Table:
 @click.option("--budget", default=0.0, help="Seconds after which no further case begins; 0 means no limit.")
 @click.option("--output", type=click.Path(path_type=Path), default=None)
 def main(
-    seqlens, heads, head_dim, kinds, window, deterministic, only, seconds, torch_to, check, traced, budget, output
+    seqlens,
+    heads,
+    head_dim,
+    kinds,
+    window,
+    named,
+    deterministic,
+    only,
+    seconds,
+    torch_to,
+    check,
+    traced,
+    budget,
+    output,
 ) -> None:
     began = time.monotonic()
-    unknown = set(kinds.split(",")) - set(KINDS)
-    if unknown:
-        raise click.BadParameter(f"{sorted(unknown)} are none of {', '.join(KINDS)}", param_hint="--kinds")
+    groups = [tuple(group.split(":")) for group in named] or [(kinds, heads, seqlens)]
+    try:
+        chosen = [case for group in groups for case in cases(*group, head_dim, window)]
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(f"no cases: {error}") from None
     device = join_group()
     world, first = dist.get_world_size(), dist.get_rank() == 0
     mesh = init_device_mesh(device.type, (world,))
@@ -201,12 +218,13 @@ def main(
     offered = [p for p in offered if not only or p.name in names]
     gbps = passing_gbps(device, 256 if device.type == "cuda" else 1)
     facts = {**machine.facts(device), "world": world, "passing_gbps": gbps, "nccl": nccl_version()}
+    facts["transformer_engine"] = importlib.util.find_spec("transformer_engine") is not None
     now = datetime.datetime.now(datetime.UTC)
     common = {"suite": "context_parallel", "time": now.isoformat(timespec="seconds"), "machine": facts}
     output = output or RESULTS / f"{now:%Y-%m-%d}_{world}x-{machine.slug(facts['device'])}_context_parallel.jsonl"
     rows: list[dict] = []
     right: dict[tuple, tuple[list[Provider], dict]] = {}
-    for case in cases(kinds, seqlens, heads, head_dim, window):
+    for case in chosen:
         if budget and of_first_rank(time.monotonic() - began > budget):
             _say(first, f"{case.label} and what follows is left out: {budget:.0f} s are over")
             break

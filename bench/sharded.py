@@ -79,10 +79,16 @@ class ShardedCase(BenchCase):
         return cp.unshard(x, dim=self.axis, **self.bounds(x.device))
 
 
-def cases(kinds: str, seqlens: str, heads: str, head_dim: int, window: int) -> list[ShardedCase]:
-    """Comma-separated lists; of each kind, all heads and lengths."""
+def cases(kinds: str, heads: str, seqlens: str, head_dim: int, window: int) -> list[ShardedCase]:
+    """Comma-separated lists; of each kind, all heads ("16/16": of queries and keys) and lengths.
+
+    Raises:
+        ValueError: a kind is unknown, or a number is none.
+    """
     found = []
     for kind, of_heads, seqlen in itertools.product(kinds.split(","), heads.split(","), map(int, seqlens.split(","))):
+        if kind not in KINDS:
+            raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}")
         heads_q, heads_kv = (int(n) for n in of_heads.split("/"))
         lengths = tuple(seqlen // n for n in _PACKED) if kind == "packed" else ()
         for direction in ("fwd", "bwd"):

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from click.testing import CliRunner
 from torch.distributed.device_mesh import init_device_mesh
 
-from bench import context_parallel, overlap, progress, sharded, summary
+from bench import context_parallel, overlap, progress, ranks_page, sharded, summary
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]
@@ -29,7 +30,7 @@ def group(tmp_path):
 def test_sequences_split_over_ranks_are_checked_and_compared_with_one_gpu(kind, group):
     """In a group of one process, where every provider of fa4 runs."""
     offered = sharded.providers(init_device_mesh("cpu", (1,)), deterministic=True)[:3]
-    for case in sharded.cases(kind, "64", "4/2", 16, window=9):
+    for case in sharded.cases(kind, "4/2", "64", 16, window=9):
         taking = [provider for provider in offered if provider.takes(case)]
         assert len(taking) == (2 if kind == "window" else 3)
         right, said = context_parallel.right_ones(case, taking, CPU, 0)
@@ -48,7 +49,7 @@ def test_sequences_split_over_ranks_are_checked_and_compared_with_one_gpu(kind, 
 
 def test_operations_of_packed_sequences_and_windows_are_those_of_visible_pairs():
     causal, packed, window = (
-        sharded.cases(kind, "64", "2/2", 16, window=9)[0] for kind in ("causal", "packed", "window")
+        sharded.cases(kind, "2/2", "64", 16, window=9)[0] for kind in ("causal", "packed", "window")
     )
     assert causal.flops == 2 * 2 * 2 * 16 * (64 * 65 // 2)
     assert packed.lengths == (32, 16, 8, 8)
@@ -86,7 +87,7 @@ def torchrun(module: str, *arguments: object, processes: int = 2) -> str:
 
 def test_rows_of_two_ranks_have_the_bytes_of_their_messages(tmp_path):
     file = tmp_path / "rows.jsonl"
-    options = "--seqlens 64 --heads 4/2 --head-dim 16 --kinds causal,packed --seconds 0"
+    options = "--case causal,packed:4/2:64 --head-dim 16 --seconds 0"
     torchrun("bench.context_parallel", *options.split(), "--only", "fa4 ring,fa4 all-gather", "--output", file)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == 2 * 2 * 3 and not any("error" in row for row in rows)
@@ -122,3 +123,26 @@ def test_a_round_that_does_not_end_ends_the_process():
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert ended.returncode == 1 and "Timeout (0:00:01)!" in ended.stderr
+
+
+def test_a_page_is_made_of_rows(tmp_path):
+    traced = {"span": 6, "attention": 1.5, "messages": 4, "under_attention": 1.5, "under_others": 0.5, "exposed": 2}
+    of_machine = {"device": "GPU", "world": 4, "nccl": "2", "passing_gbps": 250.0, "versions": {"torch": "2"}}
+    common = {"suite": "context_parallel", "time": "2026-01-02T00:00:00", "machine": of_machine, "deterministic": True}
+    case = sharded.cases("full", "4/2", "65536", 128, window=9)[0]
+    common |= {**dataclasses.asdict(case), "label": case.label, "median_ms": 2.0}
+    rows = [
+        {**common, "provider": "fa4, one GPU"},
+        {**common, "provider": "fa4 ring", "efficiency": 0.97, "sent_bytes": 500_000_000, "overlap": traced},
+        {key: value for key, value in common.items() if key != "median_ms"} | {"provider": "torch", "error": "none"},
+    ]
+    file, output = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert CliRunner().invoke(ranks_page.main, [str(file), "--output", str(output)]).exit_code == 0
+    text = output.read_text()
+    assert "4 x GPU, torch 2, NCCL 2, 2026-01-02; 250 GB/s" in text and "TransformerEngine is not installed" in text
+    assert "| fwd | full | 4/2 | 64k | 2 | 2 (97%) | - |" in text
+    assert "| fa4 ring | 64k and more | 1 | 97% | 97% | 97% |" in text
+    assert f"| {case.label} | fa4 ring | 500 | 2 | 2 |" in text
+    assert f"| {case.label} | fa4 ring | 6 | 1.5 | 4 | 1.5 | 0.5 | 2 |" in text
+    assert f"* torch, {case.label}: none" in text
