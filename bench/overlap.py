@@ -66,16 +66,27 @@ def shares(events: list[tuple[str, float, float]]) -> dict[str, float]:
 
 
 def traced(run: Callable[[], object]) -> dict[str, float]:
-    """`shares` of one run, of the rank with the most exposed messages. Every rank calls it."""
+    """`shares` of one run, of the rank with the most exposed messages; empty if no rank has a trace. Every rank calls
+    it."""
+    try:
+        found = shares(_events(run))
+    except RuntimeError:  # the profiler does not work here: rows need no trace
+        found = {}
+    return max(gathered(found), key=lambda x: x.get("exposed", -1.0))
+
+
+def _events(run: Callable[[], object]) -> list[tuple[str, float, float]]:
+    """Name, start and end in microseconds of everything that ran on this rank's GPU."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
-    events = [
+    return [
         (e.name, e.time_range.start, e.time_range.end)
         for e in profile.events()
-        if e.device_type == torch.autograd.DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
+        if e.device_type == torch.autograd.DeviceType.CUDA
+        and not getattr(e, "is_user_annotation", False)
+        and not e.name.startswith("nccl:")  # annotates the kernels of a message
     ]
-    return max(gathered(shares([e for e in events if not e[0].startswith("nccl:")])), key=lambda x: x["exposed"])
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -84,7 +95,7 @@ def table(rows: list[dict]) -> list[str]:
     lines.append("|---|---|--:|--:|--:|--:|--:|--:|")
     names = ("span", "attention", "messages", "under_attention", "under_others", "exposed")
     for row in rows:
-        if "overlap" in row:
+        if row.get("overlap"):
             cells = (f"{row['overlap'][name]:.4g}" for name in names)
             lines.append(f"| {row['label']} | {row['provider']} | {' | '.join(cells)} |")
     return lines if len(lines) > 2 else []

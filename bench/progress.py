@@ -165,7 +165,7 @@ def trained(
 @click.option("--steps", default=1000, show_default=True, help="Of the ordered backward, in each mode.")
 @click.option("--beside", default=100, show_default=True, help="Steps of each of the others.")
 @click.option("--round", "a_round", default=20, show_default=True, help="Steps of a provider before the next one's.")
-@click.option("--layers", default=3, show_default=True)
+@click.option("--layers", default=2, show_default=True)
 @click.option("--heads", nargs=2, default=(8, 8), show_default=True, help="Of queries, of keys and values.")
 @click.option("--head-dim", default=128, show_default=True)
 @click.option("--seqlen", default=16384, show_default=True)

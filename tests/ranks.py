@@ -27,7 +27,7 @@ from fa4.oracle import cases
 from fa4.oracle.cases import Case
 
 GROUP_LIMIT = datetime.timedelta(seconds=60)
-LOST_LIMIT_S = {"cpu": 8, "cuda": 20}  # of messages where a rank is lost; on GPUs kernels may be compiled meanwhile
+LOST_LIMIT_S = {"cpu": 8, "cuda": 12}  # of messages where a rank is lost; on GPUs kernels may be compiled meanwhile
 ENDS_WITHIN_S = 90
 
 
