@@ -135,9 +135,9 @@ def measured(
         name = work.provider.name
         if name.startswith("fa4") and not work.provider.whole:
             said[name] = said[name] | {"sent_bytes": sent_bytes(work)}
-        if trace and not work.provider.whole:
-            with work.within():
-                said[name] = said[name] | {"overlap": overlap.traced(work.run)}
+            if trace:
+                with work.within():
+                    said[name] = said[name] | {"overlap": overlap.traced(work.run)}
     wholes = {p.name for p in offered if p.whole}
     times = {
         name: Timing.of([(min if name in wholes else max)(ranks) for ranks in rounds])
@@ -183,7 +183,7 @@ def _table(rows: list[dict], title: str) -> Table:
 @click.option("--seconds", default=1.0, show_default=True, help="Time spent on each case, of all providers together.")
 @click.option("--torch-to", default=131072, show_default=True, help="The most tokens that torch's providers get.")
 @click.option("--check/--no-check", default=True, show_default=True)
-@click.option("--traced", default=0, help="Trace the cases of so many tokens: how far messages lie under kernels.")
+@click.option("--traced", default=0, help="Trace fa4 in cases of so many tokens: how far messages lie under kernels.")
 @click.option("--budget", default=0.0, help="Seconds after which no further case begins; 0 means no limit.")
 @click.option("--output", type=click.Path(path_type=Path), default=None)
 def main(

@@ -15,7 +15,7 @@ from .ranks import gathered
 
 Interval = tuple[float, float]  # microseconds
 MESSAGE = re.compile(r"^nccl(Dev)?Kernel")
-ATTENTION = re.compile(r"cutlass|flash|fmha|sdpa|fa4", re.IGNORECASE)
+ATTENTION = re.compile(r"kernel_cutlass|flash|fmha|sdpa", re.IGNORECASE)  # of CuTe DSL, and of torch
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
