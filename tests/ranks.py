@@ -28,7 +28,7 @@ from fa4.oracle.cases import Case
 
 GROUP_LIMIT = datetime.timedelta(seconds=60)
 LOST_LIMIT_S = {"cpu": 8, "cuda": 12}  # of messages where a rank is lost; on GPUs kernels may be compiled meanwhile
-ENDS_WITHIN_S = 60
+STARTS_WITHIN_S, ENDS_WITHIN_S = 120, 60
 
 
 def device_of(rank, device_type):
@@ -55,11 +55,16 @@ def on_rank(rank, program, world, file, device_type, arguments):
         dist.destroy_process_group()
 
 
+def start_method(device_type):
+    if device_type == "cpu":
+        mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.oracle.cases", __name__])
+        return "forkserver"
+    return "spawn"
+
+
 def run(program, world, folder, device_type, *arguments, limit=400):
     """program(device, *arguments) on every rank; an error of one rank, or of time, is this process's."""
-    method = "forkserver" if device_type == "cpu" else "spawn"
-    if device_type == "cpu":
-        mp.get_context(method).set_forkserver_preload(["fa4.distributed", "fa4.oracle.cases", __name__])
+    method = start_method(device_type)
     started = (program, world, folder / f"store of {world}", device_type, arguments)
     context = mp.start_processes(on_rank, started, world, join=False, start_method=method)
     ends = time.monotonic() + limit
@@ -250,13 +255,13 @@ def exit_codes_without_a_rank(world, folder, device_type, method):
     Raises:
         AssertionError: a rank waits.
     """
-    context = mp.get_context("forkserver" if device_type == "cpu" else "spawn")
+    context = mp.get_context(start_method(device_type))
     given = (world, folder / f"store {method}", device_type, method)
     processes = [context.Process(target=until_one_is_lost, args=(rank, *given)) for rank in range(world)]
     for process in processes:
         process.start()
     try:
-        processes[-1].join(ENDS_WITHIN_S)
+        processes[-1].join(STARTS_WITHIN_S)
         began = time.monotonic()
         for process in processes:
             process.join(max(0.0, ENDS_WITHIN_S + began - time.monotonic()))
