@@ -1,9 +1,11 @@
-"""Softcap: functions from a raw score q.k to a logit."""
+"""Softcap: logit = softcap * tanh(softmax_scale * score / softcap) of a raw score q.k.
+
+scale_over_cap: softmax_scale / softcap. The softcap itself is a factor of the exponent's scale.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -11,35 +13,6 @@ from cutlass import Float32, Int32
 
 from .softmax import LOG2_E
 from .vec_io import bits
-
-
-@dataclass(frozen=True)
-class Softcap:
-    """logit = softcap * tanh(softmax_scale * score / softcap). `apply` computes the tanh.
-
-    scale_over_cap: softmax_scale / softcap.
-    """
-
-    scale_over_cap: Float32
-
-    def apply(self, scores: cute.Tensor) -> None:
-        """Whole warp: apply tanh in place to scores in registers. lse is float32, and most logits are far smaller than
-        the cap: `tanh_by_exp`, with an error of 1e-7 of the cap, is not accurate enough."""
-        _tanh_in_place(scores, self.scale_over_cap)
-
-
-@dataclass(frozen=True)
-class BackwardSoftcap:
-    """Softcap of one score in a backward. Its logit only gives a 16-bit P, so `tanh_by_exp` is accurate enough."""
-
-    scale_over_cap: Float32
-
-    def apply(self, score: Float32) -> Float32:
-        return tanh_by_exp(score * (self.scale_over_cap * (2.0 * LOG2_E)))
-
-    def derivative(self, tanh: Float32) -> Float32:
-        """d logit / d (softmax_scale * score), from the result of `apply`."""
-        return 1.0 - tanh * tanh
 
 
 def tanh_by_exp(log2_exp_2x: Float32) -> Float32:
@@ -55,10 +28,12 @@ _TWO_OR_MORE = 1 << 30  # the bit of a float32 that is set if its magnitude is a
 
 
 @cute.jit
-def _tanh_in_place(scores: cute.Tensor, scale: Float32):
-    """tanh(scale * score), relative error at most 3e-7: a polynomial if |scale * score| < 1/2, else the exponential.
-    Warps with small values only, the usual case, compute only the polynomial; the results are the same."""
-    if cute.arch.vote_any_sync((_scaled(scores, scale * TIMES) & _TWO_OR_MORE) != 0):
+def apply_softcap(scores: cute.Tensor, scale_over_cap: Float32):
+    """Whole warp: apply tanh(scale_over_cap * score) in place to scores in registers, relative error at most 3e-7: a
+    polynomial for results of values below 1/2, else the exponential. Warps with small values only, the usual case,
+    compute only the polynomial; the results are the same. lse is float32, and most logits are far smaller than the cap:
+    `tanh_by_exp` alone, with an error of 1e-7 of the cap, is not accurate enough."""
+    if cute.arch.vote_any_sync((_scaled(scores, scale_over_cap * TIMES) & _TWO_OR_MORE) != 0):
         _replace(scores, tanh_of)
     else:
         _replace(scores, _small_tanh)

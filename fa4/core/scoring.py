@@ -18,7 +18,8 @@ from cutlass import Float32
 
 from .constant import Constant
 from .fragment_values import FragmentValues
-from .score import BackwardSoftcap
+from .score import tanh_by_exp
+from .softmax import LOG2_E
 
 Fragment = list[list[Float32]]  # a thread's values, in the rows of `FragmentCoords`
 
@@ -27,19 +28,20 @@ Fragment = list[list[Float32]]  # a thread's values, in the rows of `FragmentCoo
 class Scoring(Constant):
     """Stages for a thread's fragment of a tile, with at most one of softcap and score_mod."""
 
-    softcap: BackwardSoftcap | None = None
+    scale_over_cap: Float32 | None = None  # softmax_scale / softcap
     score_mod: FragmentValues | None = None
     mask_mod: FragmentValues | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the exponential is applied to raw scores."""
-        return self.softcap is None and self.score_mod is None and self.mask_mod is None
+        return self.scale_over_cap is None and self.score_mod is None and self.mask_mod is None
 
     def logits(self, scores: Fragment) -> Fragment:
-        """Return the logits of raw scores; with a softcap their tanh, which the exponent's scale multiplies later."""
-        if self.softcap is not None:
-            return [[self.softcap.apply(x) for x in row] for row in scores]
+        """Return the logits of raw scores; with a softcap their tanh, which the exponent's scale multiplies later. A
+        logit only gives a 16-bit P, so `tanh_by_exp` is accurate enough."""
+        if self.scale_over_cap is not None:
+            return [[tanh_by_exp(x * (self.scale_over_cap * (2.0 * LOG2_E))) for x in row] for row in scores]
         return scores if self.score_mod is None else self.score_mod.logits(scores)
 
     def masked(self, logits: Fragment, minus_lse: Callable[[int, int], Float32]) -> Fragment:
@@ -54,10 +56,11 @@ class Scoring(Constant):
         return masked if self.mask_mod is None else self.mask_mod.apply_mask(masked)
 
     def times_softcap_grad(self, factor: Fragment, logits: Fragment) -> Fragment:
-        """Return `factor`, a factor of dS (P or dP - delta), times the softcap's derivative. logits: unmasked."""
-        if self.softcap is None:
+        """Return `factor`, a factor of dS (P or dP - delta), times the softcap's derivative: d logit /
+        d (softmax_scale * score). logits: unmasked, from `logits`."""
+        if self.scale_over_cap is None:
             return factor
-        return [[x * self.softcap.derivative(t) for x, t in zip(*rows)] for rows in zip(factor, logits)]
+        return [[x * (1.0 - tanh * tanh) for x, tanh in zip(*rows)] for rows in zip(factor, logits)]
 
     def score_grads(self, p: Fragment, ds: Fragment) -> Fragment:
         """Return dS, the gradients of the scaled scores, from those of the logits. Call after `logits`."""

@@ -28,19 +28,18 @@ class ForwardArguments(NamedTuple):
     sink: cute.Tensor | None
     lengths: Lengths
     scalars: Any
-    sizes: Any
+    sizes: plan.LaunchSizes
     mods: ModTensors | None
     cache: CacheTensors | None
 
 
 class ForwardProgram(Program[Config]):
-    """Base class; `begin` of a subclass starts the kernel. scalars, sizes: types of the records of numbers that the
-    plan passes."""
+    """Base class; `begin` of a subclass starts the kernel. scalars: type of the record of scalars that the plan
+    passes."""
 
     __slots__ = ()
 
     scalars: ClassVar[type[tuple]] = plan.Scalars
-    sizes: ClassVar[type[tuple]] = plan.LaunchSizes
 
     @cute.jit
     def launch(
@@ -49,7 +48,7 @@ class ForwardProgram(Program[Config]):
         out: cute.Tensor,
         lse: cute.Tensor,
         scalars: tuple,
-        sizes: tuple,
+        sizes: plan.LaunchSizes,
         mods: ModTensors | None,
         cache: CacheTensors | None,
         cfg: cutlass.Constexpr,
@@ -75,5 +74,5 @@ class ForwardProgram(Program[Config]):
 
     def fake_args(self, cfg: Config) -> tuple:
         out, lse = fake_results(cfg, cfg.split)
-        numbers = fake_numbers(self.scalars), fake_numbers(self.sizes)
+        numbers = fake_numbers(self.scalars), fake_numbers(plan.LaunchSizes)
         return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods), CacheTensors.fake(cfg.cache)

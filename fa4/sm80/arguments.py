@@ -8,9 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
-from ..core.mask import Window
 from ..core.order import Order, PackedOrder
-from ..core.score import BackwardSoftcap, Softcap
 from ..core.sequence import Lengths
 from ..core.traced import ModTensors
 
@@ -30,9 +28,10 @@ class Sm80ForwardArguments:
     order: Order | PackedOrder
     splits: Int32
     part_blocks: Int32 | None
-    window: Window
-    score: Softcap | None
-    scale: Float32  # factor from scores (or the output of `score`) to logits
+    left: Int32 | None
+    right: Int32 | None
+    scale_over_cap: Float32 | None  # softmax_scale / softcap
+    scale: Float32  # factor from scores (or the output of the softcap) to logits
     mods: ModTensors | None
     cache: CacheTensors | None
 
@@ -54,8 +53,9 @@ class Sm80BackwardArguments:
     ranks: cute.Tensor | None
     lengths: Lengths
     order: Order | PackedOrder
-    window: Window
-    score: BackwardSoftcap | None
+    left: Int32 | None
+    right: Int32 | None
+    scale_over_cap: Float32 | None  # softmax_scale / softcap
     softmax_scale: Float32
-    scale_log2: Float32  # scale of the output of `score`, in log2 units
+    scale_log2: Float32  # scale of the output of the softcap, in log2 units
     mods: ModTensors | None

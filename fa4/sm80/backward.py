@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 
 from ..bwd.program import BackwardArguments, BackwardProgram
 from ..core.order import sparse_block_order, tile_order
-from ..core.score import BackwardSoftcap
 from ..core.sequence import extent
 from .arguments import Sm80BackwardArguments
-from .backward_tile import work_on_keys
+from .backward_tile import kernel
 from .config import Sm80BackwardConfig
 
 
@@ -26,7 +24,7 @@ class BackwardKernel(BackwardProgram[Sm80BackwardConfig]):
 
     def begin(self, call: BackwardArguments, cfg: Sm80BackwardConfig, stream: Any) -> None:
         rows, scalars, sizes = call.rows, call.scalars, call.sizes
-        score = BackwardSoftcap(scalars.scale_over_cap) if cfg.has_softcap else None
+        scale_over_cap = scalars.scale_over_cap if cfg.has_softcap else None
         # First keys first: under a causal mask they take longest, and in a deterministic run they add first.
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
         heads = cute.size(call.k, mode=[2])
@@ -38,15 +36,10 @@ class BackwardKernel(BackwardProgram[Sm80BackwardConfig]):
         )  # fmt: skip
         args = Sm80BackwardArguments(
             call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.semaphores,
-            rows.ranks, rows.lengths, order, cfg.window(scalars.left, scalars.right), score, scalars.scale,
-            scalars.scale_log2, call.mods,
+            rows.ranks, rows.lengths, order, *cfg.window(scalars), scale_over_cap, scalars.scale, scalars.scale_log2,
+            call.mods,
         )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.ctas), stream=stream)
-
-
-@cute.kernel
-def kernel(args: Sm80BackwardArguments, cfg: cutlass.Constexpr[Sm80BackwardConfig]):
-    work_on_keys(args, cfg)
 
 
 KERNEL = BackwardKernel("sm80.backward")

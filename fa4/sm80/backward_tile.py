@@ -10,8 +10,6 @@ key blocks add to a tile of dQ in ascending order, ordered by a semaphore.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
@@ -19,103 +17,47 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
 from ..bwd.device.work import order_index_by_lists
-from ..core.captured_grads import CapturedGrads
 from ..core.constant import Constant
-from ..core.dropout import Dropout
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
-from ..core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks, range_blocks, sparse_blocks
-from ..core.rows import first_row_block
+from ..core.mask import range_blocks, sparse_blocks
 from ..core.scoring import Scoring
-from ..core.sequence import extent, sequence_matrix
-from ..core.traced import bind
 from .arguments import Sm80BackwardArguments
 from .backward_work import SharedMemory, Sm80BackwardWork
 from .config import Sm80BackwardConfig
 from .dropout import dropout_factors, share_keep_bits
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
-from .tensor_core import (
-    Operand,
-    mma_coords,
-    operand_a,
-    operand_b,
-    product,
-    rows_by_columns,
-    tiled_mma,
-    transposed,
-)
+from .tensor_core import mma_coords, operand_a, operand_b, product, rows_by_columns, tiled_mma, transposed
 
 
-@dataclass(frozen=True)
 class Products(Constant):
     """Products of a step: tiled MMAs, operands in shared memory, and the accumulators dK and dV."""
 
-    mma_s: cute.TiledMma  # S = Q K^T and dP = dO V^T
-    q: Operand
-    k: Operand
-    do: Operand
-    v: Operand
-    mma_kv: cute.TiledMma  # dV = P^T dO and dK = dS^T Q
-    pt: Operand
-    dot: Operand
-    dst: Operand
-    qt: Operand
-    dv: cute.Tensor
-    dk: cute.Tensor
-    mma_q: cute.TiledMma  # dQ = dS K
-    ds: Operand
-    kt: Operand
-
-
-@cute.jit
-def work_on_keys(args: Sm80BackwardArguments, cfg: cutlass.Constexpr[Sm80BackwardConfig]):
-    """Kernel body: find the work of this CTA and process it."""
-    n_block, head, sequence = args.order.here()
-    tiles = cfg.tiles
-    rows_q = args.lengths.queries(sequence, extent(args.q))
-    rows_k = args.lengths.keys(sequence, extent(args.k))
-    q, dout = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, args.dout))
-    k, v, dk, dv = (sequence_matrix(x, head, sequence, rows_k, cfg.varlen) for x in (args.k, args.v, args.dk, args.dv))
-    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, args.window.left, args.window.right, cfg.group)
-    lengths = rows_q.count, rows_k.count
-    score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.group, lengths, cfg.group)
-    dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.group, cfg.group)
-    captured = None
-    if const_expr(cfg.mods is not None):
-        captured = CapturedGrads.of(args.mods.captured, cfg, sequence, rows_k, extent(args.k), n_block)
-    if const_expr(cfg.has_blocks):
-        block_q, block_k = cfg.mods.block
-        column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m
-        rows = rows_q.count * cfg.group
-        exists = n_block * tiles.tile_n < rows_k.count if const_expr(cfg.lengths_vary) else None
-        block_iter: BlockIterator = SparseBlocks.of(
-            args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m, exists
+    def __init__(self, work: Sm80BackwardWork, memory: SharedMemory) -> None:
+        cfg, tiles, thread = work.cfg, work.cfg.tiles, work.thread
+        self.mma_s, self.mma_kv, self.mma_q = (
+            tiled_mma(cfg.dtype, *warps) for warps in (tiles.warps_s, tiles.warps_kv, tiles.warps_q)
         )
-    else:
-        first, stop = mask.query_blocks(n_block)
-        # Last rows first: all key blocks of a head see them, so deterministic additions follow closely.
-        block_iter = ReverseRange(Blocks(first, first, stop, stop))
-    work = Sm80BackwardWork(
-        args=args,
-        cfg=cfg,
-        thread=cute.arch.thread_idx()[0],
-        head=head,
-        n_block=n_block,
-        row_block=first_row_block(sequence, rows_q, extent(args.q), tiles.tile_m, cfg.group, cfg.varlen),
-        rows_q=rows_q.count * cfg.group,
-        rows_left=rows_k.count - n_block * tiles.tile_n,
-        mask=mask,
-        score_mod=score_mod,
-        mask_mod=mask_mod,
-        captured=captured,
-        dropout=dropout,
-        block_iter=block_iter,
-        q=q,
-        dout=dout,
-        k=k,
-        v=v,
-        dk=dk,
-        dv=dv,
-    )
+        self.dk, self.dv = (
+            cute.make_rmem_tensor(self.mma_kv.get_slice(thread).partition_shape_C((tiles.tile_n, columns)), Float32)
+            for columns in (cfg.dim, cfg.dim_v)
+        )
+        # S = Q K^T and dP = dO V^T
+        self.q, self.k = operand_a(self.mma_s, memory.q, thread), operand_b(self.mma_s, memory.k, thread)
+        self.do, self.v = operand_a(self.mma_s, memory.do, thread), operand_b(self.mma_s, memory.v, thread)
+        # dV = P^T dO and dK = dS^T Q
+        self.pt = operand_a(self.mma_kv, transposed(memory.p), thread, transpose=True)
+        self.dot = operand_b(self.mma_kv, transposed(memory.do), thread, transpose=True)
+        self.dst = operand_a(self.mma_kv, transposed(memory.ds), thread, transpose=True)
+        self.qt = operand_b(self.mma_kv, transposed(memory.q), thread, transpose=True)
+        # dQ = dS K
+        self.ds = operand_a(self.mma_q, memory.ds, thread)
+        self.kt = operand_b(self.mma_q, transposed(memory.k), thread, transpose=True)
+
+
+@cute.kernel
+def kernel(args: Sm80BackwardArguments, cfg: cutlass.Constexpr[Sm80BackwardConfig]):
+    """Find the work of this CTA and process it."""
+    work = Sm80BackwardWork(args, cfg)
     if work.rows_left > 0:
         process_tile(work)
 
@@ -123,8 +65,8 @@ def work_on_keys(args: Sm80BackwardArguments, cfg: cutlass.Constexpr[Sm80Backwar
 @cute.jit
 def process_tile(work: Sm80BackwardWork):
     cfg, tiles = work.cfg, work.cfg.tiles
-    memory = SharedMemory.allocate(cfg)
-    products = make_products(work, memory)
+    memory = SharedMemory(cfg)
+    products = Products(work, memory)
     products.dk.fill(0.0)
     products.dv.fill(0.0)
     block_iter = work.block_iter
@@ -154,32 +96,6 @@ def process_tile(work: Sm80BackwardWork):
     ):
         out_row = rows_of(x, begin, begin + work.rows_left)
         store_tile(acc, products.mma_kv, staged, out_row, work.thread, cfg.threads, columns)
-
-
-def make_products(work: Sm80BackwardWork, memory: SharedMemory) -> Products:
-    cfg, tiles, thread = work.cfg, work.cfg.tiles, work.thread
-    mma_s, mma_kv, mma_q = (tiled_mma(cfg.dtype, *warps) for warps in (tiles.warps_s, tiles.warps_kv, tiles.warps_q))
-    dk, dv = (
-        cute.make_rmem_tensor(mma_kv.get_slice(thread).partition_shape_C((tiles.tile_n, columns)), Float32)
-        for columns in (cfg.dim, cfg.dim_v)
-    )
-    return Products(
-        mma_s=mma_s,
-        q=operand_a(mma_s, memory.q, thread),
-        k=operand_b(mma_s, memory.k, thread),
-        do=operand_a(mma_s, memory.do, thread),
-        v=operand_b(mma_s, memory.v, thread),
-        mma_kv=mma_kv,
-        pt=operand_a(mma_kv, transposed(memory.p), thread, transpose=True),
-        dot=operand_b(mma_kv, transposed(memory.do), thread, transpose=True),
-        dst=operand_a(mma_kv, transposed(memory.ds), thread, transpose=True),
-        qt=operand_b(mma_kv, transposed(memory.q), thread, transpose=True),
-        dv=dv,
-        dk=dk,
-        mma_q=mma_q,
-        ds=operand_a(mma_q, memory.ds, thread),
-        kt=operand_b(mma_q, transposed(memory.k), thread, transpose=True),
-    )
 
 
 def load_keys(work: Sm80BackwardWork, memory: SharedMemory) -> None:
@@ -275,7 +191,7 @@ def compute_p_ds(
     fragment = mma_coords(coords, coords0, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n)
     score_mod = None if const_expr(work.score_mod is None) else work.score_mod.at(fragment, args.softmax_scale)
     mask_mod = None if const_expr(work.mask_mod is None or not masked) else work.mask_mod.at(fragment)
-    scoring = Scoring(args.score, score_mod, mask_mod)
+    scoring = Scoring(args.scale_over_cap, score_mod, mask_mod)
     scores, grads = rows_by_columns(s), rows_by_columns(dp)
     rows, statistics = cute.size(scores, mode=[0]), memory.statistics
     dropout = None
@@ -286,7 +202,7 @@ def compute_p_ds(
         grads[r, None].store(grads[r, None].load() + statistics[coords[r, 0][0], 1, stage])
     if const_expr(not scoring.is_plain):
         logits = scoring.logits(fragment_rows(scores))
-        if const_expr(scoring.softcap is not None):
+        if const_expr(cfg.has_softcap):
             store_fragment_rows(grads, scoring.times_softcap_grad(fragment_rows(grads), logits))
         store_fragment_rows(scores, scoring.masked(logits, lambda r, c: statistics[coords[r, 0][0], 0, stage]))
     if mask.needs_mask(m_block, work.n_block):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
@@ -11,65 +9,69 @@ from cutlass.memory import SmemAllocator
 from ..core.captured_grads import CapturedGrads
 from ..core.constant import Constant
 from ..core.dropout import Dropout
-from ..core.mask import Band, BlockIterator
-from ..core.traced import Traced
+from ..core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks
+from ..core.rows import first_row_block
+from ..core.sequence import extent, sequence_matrix
+from ..core.traced import bind
 from .arguments import Sm80BackwardArguments
 from .config import Sm80BackwardConfig
 from .tensor_core import smem_layout
 
 
-@dataclass(frozen=True)
 class Sm80BackwardWork(Constant):
     """Work of a CTA: a tile of keys of one sequence and head. q, dout: (packed rows, dim). k, v, dk, dv: (rows, dim).
 
-    row_block: first row block of the sequence in the workspaces.
+    row_block: first row block of the sequence in the workspaces. rows_left: keys from the start of the tile to the end
+    of the sequence. block_iter: over tiles of query rows.
     """
 
-    args: Sm80BackwardArguments
-    cfg: Sm80BackwardConfig
-    thread: Int32
-    head: Int32
-    n_block: Int32
-    row_block: Int32
-    rows_q: Int32
-    rows_left: Int32  # keys from the start of the tile to the end of the sequence
-    mask: Band
-    score_mod: Traced | None
-    mask_mod: Traced | None
-    captured: CapturedGrads | None
-    dropout: Dropout | None
-    block_iter: BlockIterator  # over tiles of query rows
-    q: cute.Tensor
-    dout: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    dk: cute.Tensor
-    dv: cute.Tensor
+    def __init__(self, args: Sm80BackwardArguments, cfg: Sm80BackwardConfig) -> None:
+        self.args, self.cfg = args, cfg
+        self.n_block, self.head, sequence = args.order.here()
+        rows_q = args.lengths.queries(sequence, extent(args.q))
+        rows_k = args.lengths.keys(sequence, extent(args.k))
+        self.q, self.dout = (sequence_matrix(x, self.head, sequence, rows_q, cfg.varlen) for x in (args.q, args.dout))
+        self.k, self.v, self.dk, self.dv = (
+            sequence_matrix(x, self.head, sequence, rows_k, cfg.varlen) for x in (args.k, args.v, args.dk, args.dv)
+        )
+        lengths, first_head = (rows_q.count, rows_k.count), self.head * cfg.group
+        self.mask = Band(cfg.tile_m, cfg.cta_tile_n, *lengths, args.left, args.right, cfg.group)
+        self.score_mod, self.mask_mod = bind(cfg.mods, args.mods, sequence, first_head, lengths, cfg.group)
+        self.dropout, self.captured = Dropout.of(cfg.mods, args.mods, sequence, first_head, cfg.group), None
+        if cfg.mods is not None:
+            grads = args.mods.captured
+            self.captured = CapturedGrads.of(grads, cfg, sequence, rows_k, extent(args.k), self.n_block)
+        self.rows_q = rows_q.count * cfg.group
+        self.block_iter: BlockIterator
+        if cfg.has_blocks:
+            block_q, block_k = cfg.mods.block
+            column, ratio = self.n_block // (block_k // cfg.cta_tile_n), block_q * cfg.group // cfg.tile_m
+            exists = self.n_block * cfg.cta_tile_n < rows_k.count if cfg.lengths_vary else None
+            self.block_iter = SparseBlocks.of(
+                args.mods.blocks, sequence, self.head, column, ratio, self.rows_q, cfg.tile_m, exists
+            )
+        else:
+            first, stop = self.mask.query_blocks(self.n_block)
+            # Last rows first: all key blocks of a head see them, so deterministic additions follow closely.
+            self.block_iter = ReverseRange(Blocks(first, first, stop, stop))
+        self.thread = cute.arch.thread_idx()[0]
+        self.row_block = first_row_block(sequence, rows_q, extent(args.q), cfg.tile_m, cfg.group, cfg.varlen)
+        self.rows_left = rows_k.count - self.n_block * cfg.cta_tile_n
 
 
-@dataclass(frozen=True)
 class SharedMemory(Constant):
-    """Shared memory: 16-bit tiles (Q and dO with stages), row statistics, dropout keep bits."""
+    """Shared memory: 16-bit tiles (Q and dO with stages); row statistics (tile_m, 2, stages); dropout keep bits
+    (tile_m, words per row), written before the first barrier of a step."""
 
-    k: cute.Tensor
-    v: cute.Tensor
-    q: cute.Tensor
-    do: cute.Tensor
-    p: cute.Tensor
-    ds: cute.Tensor
-    statistics: cute.Tensor  # (tile_m, 2, stages)
-    keep_bits: cute.Tensor | None  # (tile_m, words per row); written before the first barrier of a step
+    def __init__(self, cfg: Sm80BackwardConfig) -> None:
+        m, n, stages, smem = cfg.tile_m, cfg.cta_tile_n, cfg.tiles.stages, SmemAllocator()
 
-    @staticmethod
-    def allocate(cfg: Sm80BackwardConfig) -> SharedMemory:
-        m, n, stages, smem = cfg.tiles.tile_m, cfg.tiles.tile_n, cfg.tiles.stages, SmemAllocator()
-
-        def tile(*shape):
+        def tile(*shape: int) -> cute.Tensor:
             return smem.allocate_tensor(cfg.dtype, smem_layout(*shape), 1024)
 
-        k, v, q, do = tile(n, cfg.dim), tile(n, cfg.dim_v), tile(m, cfg.dim, stages), tile(m, cfg.dim_v, stages)
-        p, ds = tile(m, n), tile(m, n)
-        statistics, keep_bits = smem.allocate_tensor(Float32, cute.make_layout((m, 2, stages)), 128), None
+        self.k, self.v = tile(n, cfg.dim), tile(n, cfg.dim_v)
+        self.q, self.do = tile(m, cfg.dim, stages), tile(m, cfg.dim_v, stages)
+        self.p, self.ds = tile(m, n), tile(m, n)
+        self.statistics = smem.allocate_tensor(Float32, cute.make_layout((m, 2, stages)), 128)
         if cfg.has_dropout:
-            keep_bits = smem.allocate_tensor(Int32, cute.make_layout((m, cfg.tiles.keep_words_per_row)), 128)
-        return SharedMemory(k, v, q, do, p, ds, statistics, keep_bits)
+            self.keep_bits = smem.allocate_tensor(Int32, cute.make_layout((m, cfg.tiles.keep_words_per_row)), 128)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import cutlass
 from cutlass import Int32
 
 from ..bwd.blocks import Placement, RowBlocks
 from ..bwd.variant import BackwardOptions
-from ..core.mask import Window
 from ..core.variant import Variant
 from ..fwd.variant import ForwardOptions
 from .tiles import L2_GROUP_BYTES, LARGEST_L2_GROUP, BackwardTiles, ForwardTiles, padded
@@ -48,8 +47,9 @@ class Sm80Config(Variant):
             preferred_smem_carveout=100,
         )
 
-    def window(self, left: Int32, right: Int32) -> Window:
-        return Window(left if self.has_left else None, right if self.has_right else None)
+    def window(self, scalars: Any) -> tuple[Int32 | None, Int32 | None]:
+        """Return the bounds of the window in the scalar arguments; None for an unbounded side."""
+        return scalars.left if self.has_left else None, scalars.right if self.has_right else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..core.order import sparse_block_order, tile_order
-from ..core.score import Softcap
 from ..core.sequence import extent
 from ..fwd.program import ForwardArguments, ForwardProgram
 from .arguments import Sm80ForwardArguments
 from .config import Sm80ForwardConfig
-from .forward_tile import work_on_queries
+from .forward_tile import kernel
 
 
 class Scalars(NamedTuple):
@@ -29,27 +27,15 @@ class Scalars(NamedTuple):
     right: Int32
 
 
-class LaunchSizes(NamedTuple):
-    """l2_group: (head, sequence) pairs that advance together, see `core.order`. splits: CTAs that share a tile.
-    part_blocks: key blocks of a part if `fixed_parts`."""
-
-    max_seqlen_q: Int32
-    batch: Int32
-    l2_group: Int32
-    splits: Int32
-    part_blocks: Int32
-
-
 class ForwardKernel(ForwardProgram[Sm80ForwardConfig]):
     __slots__ = ()
-    scalars, sizes = Scalars, LaunchSizes
+    scalars = Scalars
 
     def begin(self, call: ForwardArguments, cfg: Sm80ForwardConfig, stream: Any) -> None:
         scalars, sizes = call.scalars, call.sizes
-        score, scale = None, scalars.softmax_scale
+        scale_over_cap, scale = None, scalars.softmax_scale
         if cfg.has_softcap:
-            score, scale = Softcap(scalars.softmax_scale / scalars.softcap), scalars.softcap
-        window = cfg.window(scalars.left, scalars.right)
+            scale_over_cap, scale = scalars.softmax_scale / scalars.softcap, scalars.softcap
         # Last query rows first: under a causal mask they take longest.
         heads, cu_seqlens = cute.size(call.q, mode=[2]), call.lengths.cu_seqlens_q if cfg.has_packed_order else None
         order = tile_order(
@@ -58,14 +44,10 @@ class ForwardKernel(ForwardProgram[Sm80ForwardConfig]):
         )  # fmt: skip
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Sm80ForwardArguments(
-            *call[:7], order, sizes.splits, part_blocks, window, score, scale, call.mods, call.cache
+            *call[:7], order, sizes.splits, part_blocks, *cfg.window(scalars), scale_over_cap, scale, call.mods,
+            call.cache,
         )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.tiles * sizes.splits), stream=stream)
-
-
-@cute.kernel
-def kernel(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80ForwardConfig]):
-    work_on_queries(args, cfg)
 
 
 KERNEL = ForwardKernel("sm80.forward")

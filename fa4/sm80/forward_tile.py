@@ -7,8 +7,6 @@ after cp.async.wait_group and a barrier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
@@ -19,9 +17,10 @@ from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
 from ..core.mask import Band, BlockIterator, ReverseRange, SparseBlocks, range_blocks, sparse_blocks
-from ..core.score import Softcap
+from ..core.order import Tile
+from ..core.score import apply_softcap
 from ..core.sequence import extent, sequence_matrix
-from ..core.traced import Traced, bind
+from ..core.traced import bind
 from ..fwd.device.scales import nonzero_descale
 from .arguments import Sm80ForwardArguments
 from .config import Sm80ForwardConfig
@@ -30,7 +29,6 @@ from .dropout import drop
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .softmax import OnlineSoftmax
 from .tensor_core import (
-    Operand,
     as_operand_a,
     mma_coords,
     operand_a,
@@ -43,34 +41,55 @@ from .tensor_core import (
 )
 
 
-@dataclass(frozen=True)
 class Sm80ForwardWork(Constant):
     """Work of a CTA: a tile of query rows of one sequence and head. q, out: (packed rows, dim). lse: (packed rows, 1).
-    k, v: where the rows of the keys are."""
+    keys: where the rows of the keys are; k, v: those of one head. rows: packed query rows of the sequence and head."""
 
-    args: Sm80ForwardArguments
-    cfg: Sm80ForwardConfig
-    thread: Int32
-    head: Int32
-    m_block: Int32
-    rows: Int32  # packed query rows of the sequence and head
-    mask: Band
-    score: Softcap | None
-    raw_scale: Float32  # scale of the output of `score`, or of raw scores
-    v_descale: Float32 | None  # factor of O at the end
-    score_mod: Traced | None
-    mask_mod: Traced | None
-    dropout: Dropout | None
-    block_iter: BlockIterator  # over key blocks; with split-KV, over this CTA's part
-    q: cute.Tensor
-    k: Strided | Paged
-    v: Strided | Paged
-    out: cute.Tensor
-    lse: cute.Tensor
+    def __init__(self, args: Sm80ForwardArguments, cfg: Sm80ForwardConfig, tile: Tile, part: Int32) -> None:
+        self.args, self.cfg, (self.m_block, self.head, self.sequence) = args, cfg, tile
+        out, lse = args.out, args.lse
+        if cfg.split:
+            out, lse = (x[(*[None] * (len(x.shape) - 1), part)] for x in (out, lse))
+        rows_q = args.lengths.queries(self.sequence, extent(args.q))
+        self.keys = Keys.of(args.lengths, args.cache, args.k, self.sequence, cfg)
+        self.q, self.out, self.lse = (
+            sequence_matrix(x, self.head, self.sequence, rows_q, cfg.varlen) for x in (args.q, out, lse)
+        )
+        self.lengths, self.rows = (rows_q.count, self.keys.count), rows_q.count * cfg.packed_heads
+        self.mask = Band(cfg.rows, cfg.tile_n, *self.lengths, args.left, args.right, cfg.packed_heads)
+
+    def bind(self, part: Int32) -> None:
+        """Add what only a tile with query rows needs: key blocks (with split-KV, of this CTA's part), mods, scales."""
+        args, cfg, packed, sequence = self.args, self.cfg, self.cfg.packed_heads, self.sequence
+        self.score_mod, self.mask_mod = bind(cfg.mods, args.mods, sequence, self.head * packed, self.lengths, packed)
+        self.dropout = Dropout.of(cfg.mods, args.mods, sequence, self.head * packed, packed)
+        self.block_iter: BlockIterator
+        if cfg.has_blocks:
+            block_q, block_k = cfg.mods.block
+            row, ratio = self.m_block // (block_q // cfg.rows), block_k // cfg.tile_n
+            exists = Boolean(True) if cfg.lengths_vary else None
+            self.block_iter = SparseBlocks.of(
+                args.mods.blocks, sequence, self.head, row, ratio, self.keys.count, cfg.tile_n, exists
+            )
+        else:
+            blocks = self.mask.key_blocks(self.m_block)
+            self.block_iter = ReverseRange(blocks.part(part, args.splits, args.part_blocks) if cfg.split else blocks)
+        head_kv = self.head * packed // cfg.group
+        self.scale_over_cap, self.v_descale = args.scale_over_cap, None  # v_descale: factor of O at the end
+        self.raw_scale = args.scale  # of raw scores, or of the result of the softcap
+        if cfg.has_8bit_kv:
+            k_descale = nonzero_descale(args.cache.k_descale[sequence, head_kv])
+            self.v_descale = args.cache.v_descale[sequence, head_kv]
+            if cfg.has_softcap:
+                self.scale_over_cap = self.scale_over_cap * k_descale
+            else:
+                self.raw_scale = self.raw_scale * k_descale
+        self.thread = cute.arch.thread_idx()[0]
+        self.k, self.v = self.keys.of_head(args.k, head_kv), self.keys.of_head(args.v, head_kv)
 
     @property
     def first_row(self) -> Int32:
-        return self.m_block * self.cfg.tiles.tile_m
+        return self.m_block * self.cfg.rows
 
     @property
     def scale(self) -> Float32:
@@ -78,115 +97,43 @@ class Sm80ForwardWork(Constant):
         return self.raw_scale if self.score_mod is None else Float32(1.0)
 
 
-@dataclass(frozen=True)
 class ForwardTileState(Constant):
     """Shared memory (O is staged over Q), the operands of the products there, and O and softmax state in registers."""
 
-    s_q: cute.Tensor
-    s_o: cute.Tensor
-    s_k: cute.Tensor
-    s_v: cute.Tensor
-    mma: cute.TiledMma
-    q: Operand
-    k: Operand
-    v: Operand
-    o: cute.Tensor
-    softmax: OnlineSoftmax
-
-    @staticmethod
-    def make(work: Sm80ForwardWork) -> ForwardTileState:
+    def __init__(self, work: Sm80ForwardWork) -> None:
         cfg, tiles, thread, smem = work.cfg, work.cfg.tiles, work.thread, SmemAllocator()
         q_and_o = smem.allocate_array(cfg.dtype, tiles.tile_m * max(cfg.dim, cfg.dim_v), byte_alignment=1024)
-        s_q, s_o = (cute.make_tensor(q_and_o, smem_layout(tiles.tile_m, columns)) for columns in (cfg.dim, cfg.dim_v))
-        s_k, s_v = (
+        self.s_q, self.s_o = (
+            cute.make_tensor(q_and_o, smem_layout(tiles.tile_m, columns)) for columns in (cfg.dim, cfg.dim_v)
+        )
+        self.s_k, self.s_v = (
             smem.allocate_tensor(cfg.dtype, smem_layout(tiles.tile_n, columns, tiles.stages), 1024)
             for columns in (cfg.dim, cfg.dim_v)
         )
-        mma = tiled_mma(cfg.dtype, tiles.warps, 1)
-        o = cute.make_rmem_tensor(mma.get_slice(thread).partition_shape_C((tiles.tile_m, cfg.dim_v)), Float32)
-        return ForwardTileState(
-            s_q=s_q,
-            s_o=s_o,
-            s_k=s_k,
-            s_v=s_v,
-            mma=mma,
-            q=operand_a(mma, s_q, thread),
-            k=operand_b(mma, s_k, thread),
-            v=operand_b(mma, transposed(s_v), thread, transpose=True),
-            o=o,
-            softmax=OnlineSoftmax.start(o.shape[0][1] * o.shape[1], work.scale),
-        )
+        self.mma = tiled_mma(cfg.dtype, tiles.warps, 1)
+        shape = self.mma.get_slice(thread).partition_shape_C((tiles.tile_m, cfg.dim_v))
+        self.o = cute.make_rmem_tensor(shape, Float32)
+        self.q, self.k = operand_a(self.mma, self.s_q, thread), operand_b(self.mma, self.s_k, thread)
+        self.v = operand_b(self.mma, transposed(self.s_v), thread, transpose=True)
+        self.softmax = OnlineSoftmax(self.o.shape[0][1] * self.o.shape[1], work.scale)
 
 
-@cute.jit
-def work_on_queries(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80ForwardConfig]):
-    """Kernel body: find the work of this CTA and process it."""
+@cute.kernel
+def kernel(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80ForwardConfig]):
+    """Find the work of this CTA and process it."""
     index, part = cute.arch.block_idx()[0], Int32(0)
-    out, lse = args.out, args.lse
     if const_expr(cfg.split):
         index, part = index // args.splits, index % args.splits
-        out, lse = (x[(*[None] * (len(x.shape) - 1), part)] for x in (out, lse))
-    m_block, head, sequence = args.order.at(index)
-    head_kv = head * cfg.packed_heads // cfg.group
-    tiles = cfg.tiles
-    rows_q = args.lengths.queries(sequence, extent(args.q))
-    keys = Keys.of(args.lengths, args.cache, args.k, sequence, cfg)
-    q, out, lse = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, out, lse))
-    left, right = args.window.left, args.window.right
-    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, keys.count, left, right, cfg.packed_heads)
-    if m_block * tiles.tile_m < rows_q.count * cfg.packed_heads:
-        lengths = rows_q.count, keys.count
-        score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed_heads, lengths, cfg.packed_heads)
-        dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.packed_heads, cfg.packed_heads)
-        if const_expr(cfg.has_blocks):
-            block_q, block_k = cfg.mods.block
-            row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
-            exists = Boolean(True) if const_expr(cfg.lengths_vary) else None
-            block_iter: BlockIterator = SparseBlocks.of(
-                args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n, exists
-            )
-        else:
-            blocks = mask.key_blocks(m_block)
-            if const_expr(cfg.split):
-                blocks = blocks.part(part, args.splits, args.part_blocks)
-            block_iter = ReverseRange(blocks)
-        score, raw_scale, v_descale = args.score, args.scale, None
-        if const_expr(cfg.has_8bit_kv):
-            k_descale = nonzero_descale(args.cache.k_descale[sequence, head_kv])
-            v_descale = args.cache.v_descale[sequence, head_kv]
-            if const_expr(score is not None):
-                score = Softcap(score.scale_over_cap * k_descale)
-            else:
-                raw_scale = raw_scale * k_descale
-        process_tile(
-            Sm80ForwardWork(
-                args=args,
-                cfg=cfg,
-                thread=cute.arch.thread_idx()[0],
-                head=head,
-                m_block=m_block,
-                rows=rows_q.count * cfg.packed_heads,
-                mask=mask,
-                score=score,
-                raw_scale=raw_scale,
-                v_descale=v_descale,
-                score_mod=score_mod,
-                mask_mod=mask_mod,
-                dropout=dropout,
-                block_iter=block_iter,
-                q=q,
-                k=keys.of_head(args.k, head_kv),
-                v=keys.of_head(args.v, head_kv),
-                out=out,
-                lse=lse,
-            )
-        )
+    work = Sm80ForwardWork(args, cfg, args.order.at(index), part)
+    if work.first_row < work.rows:
+        work.bind(part)
+        process_tile(work)
 
 
 @cute.jit
 def process_tile(work: Sm80ForwardWork):
     cfg, stages, block_iter = work.cfg, work.cfg.tiles.stages, work.block_iter
-    tile = ForwardTileState.make(work)
+    tile = ForwardTileState(work)
     tile.o.fill(0.0)
     if block_iter.any():
         load_queries(work, tile)
@@ -272,8 +219,8 @@ def step(work: Sm80ForwardWork, tile: ForwardTileState, pos: Int32, masked: cutl
     cute.arch.cp_async_wait_group(2 * (stages - 1))  # V has arrived
     cute.arch.barrier()  # and all threads have read K
     load(work, work.k, tile.s_k, block_iter.ahead(pos, stages), stage, False)
-    if const_expr(work.score is not None):
-        work.score.apply(s)
+    if const_expr(cfg.has_softcap):
+        apply_softcap(s, work.scale_over_cap)
     scores = rows_by_columns(s)
     apply_mods(work, mma, scores, block_iter.block(pos), masked)
     may_be_empty = masked or work.score_mod is not None or work.mask_mod is not None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..bwd.plan import BackwardDirection
 from ..core.arguments import windows
-from ..fwd.plan import ForwardDirection
+from ..fwd.plan import ForwardDirection, LaunchSizes
 from ..fwd.splits import blocks_of_part, choose_splits
 from ..mods.frontend.coarse import mask_of_groups, to_head_groups
 from ..runtime import plan
@@ -49,7 +49,7 @@ class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
         cfg = Sm80ForwardConfig(**fields, tiles=chosen, packed_heads=packed, split=is_split, fixed_parts=fixed)
         l2_group = forward_l2_group(spec, chip, extent.max_seqlen_k)
         part_blocks = blocks_of_part(extent.max_seqlen_k, chosen.tile_n, self.splits)
-        sizes = forward.LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, part_blocks)
+        sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, forward.Scalars(spec.softmax_scale, spec.softcap, *windows(spec)), sizes)
 
     def __str__(self) -> str:

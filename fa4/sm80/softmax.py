@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, const_expr
@@ -19,24 +17,17 @@ def quad_reduce(value: Float32, combine) -> Float32:
     return value
 
 
-@dataclass(frozen=True)
 class OnlineSoftmax(Constant):
     """Row max (of raw scores) and row sum of each of a thread's rows; each thread of the quad has its own partial sum.
 
     scale: factor from raw scores to logits. scale_log2: scale * log2(e).
     """
 
-    scale: Float32
-    scale_log2: Float32
-    row_max: cute.Tensor
-    total: cute.Tensor
-
-    @staticmethod
-    def start(rows: int, scale: Float32) -> OnlineSoftmax:
-        row_max, total = cute.make_rmem_tensor(rows, Float32), cute.make_rmem_tensor(rows, Float32)
-        row_max.fill(-Float32.inf)
-        total.fill(0.0)
-        return OnlineSoftmax(scale, scale * LOG2_E, row_max, total)
+    def __init__(self, rows: int, scale: Float32) -> None:
+        self.scale, self.scale_log2 = scale, scale * LOG2_E
+        self.row_max, self.total = cute.make_rmem_tensor(rows, Float32), cute.make_rmem_tensor(rows, Float32)
+        self.row_max.fill(-Float32.inf)
+        self.total.fill(0.0)
 
     @cute.jit
     def update(self, scores: cute.Tensor, out: cute.Tensor, may_be_empty: cutlass.Constexpr[bool]):

@@ -16,7 +16,6 @@ from ...core.constant import Constant
 from ...core.dropout import apply_dropout
 from ...core.fragment_values import FragmentValues
 from ...core.mask_bits import apply_mask_unless, mask_bits
-from ...core.score import BackwardSoftcap
 from ...core.scoring import Scoring
 from ...core.vec_io import pack_half
 from .. import tmem
@@ -105,7 +104,7 @@ def scoring_of(
     cfg: Sm100BackwardSteps, args: BackwardKernelArguments, score: FragmentValues | None, mask: FragmentValues | None
 ) -> Scoring:
     """Stages of a step with its values of score_mod and mask_mod."""
-    return Scoring(BackwardSoftcap(args.scale_over_cap) if cfg.has_softcap else None, score, mask)
+    return Scoring(args.scale_over_cap if cfg.has_softcap else None, score, mask)
 
 
 def band_words(cfg: Sm100BackwardSteps, first: Int32 | None, stop: Int32) -> list[Int32]:

@@ -21,7 +21,7 @@ from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
 from ...core.mask import range_blocks, sparse_blocks
 from ...core.mask_bits import apply_mask
-from ...core.score import Softcap
+from ...core.score import apply_softcap
 from ...core.traced import Traced, bind
 from ...core.vec_io import pack_half
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
@@ -192,7 +192,7 @@ def step(
         capped = cute.make_rmem_tensor(cfg.tile_n, Float32)
         for i, x in enumerate(s):
             capped[i] = x
-        Softcap(block.scales.over_cap).apply(capped)
+        apply_softcap(capped, block.scales.over_cap)
         s = [capped[i] for i in range(cfg.tile_n)]
     if block.score is not None:
         (s,) = block.score.logits([s])

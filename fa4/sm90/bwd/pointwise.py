@@ -18,7 +18,7 @@ from ...core.traced import bind
 from ...core.vec_io import store_vec
 from ..fragment import LANES_PER_ROW, first_column, row_registers
 from .common.config import WARPGROUP
-from .common.pointwise import KeepBits, Statistic, keep_bits_at, own_keys, p_of, pack, query_bounds, query_of, softcap
+from .common.pointwise import KeepBits, Statistic, keep_bits_at, own_keys, p_of, pack, query_bounds, query_of
 from .common.work import Sm90BackwardWork, StepCoord
 from .context import Sm90BackwardContext
 
@@ -93,7 +93,8 @@ def _mask_missing(x: cute.Tensor, work: Sm90BackwardWork):
 
 def scoring(context: Sm90BackwardContext, scores: StepScores) -> Scoring:
     """Return the stages that the scores of a step pass through."""
-    return Scoring(softcap(context), scores.score, scores.mask)
+    over_cap = context.args.scale_over_cap if context.cfg.has_softcap else None
+    return Scoring(over_cap, scores.score, scores.mask)
 
 
 def compute_p(context: Sm90BackwardContext, s: cute.Tensor, minus_lse: Statistic, scores: StepScores) -> list[Float32]:

@@ -14,7 +14,7 @@ from ...core.dropout import Dropout, apply_dropout
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
 from ...core.mask_bits import apply_mask
-from ...core.score import Softcap
+from ...core.score import apply_softcap
 from ...core.traced import Traced, bind
 from ...core.vec_io import pack_half
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
@@ -125,7 +125,7 @@ class Softmax(Constant):
         cfg = self.context.cfg
         row_indices = [row_registers(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
         if cfg.has_softcap:
-            Softcap(self.scales.over_cap).apply(s)
+            apply_softcap(s, self.scales.over_cap)
         rows = [[s[i] for i in row] for row in row_indices]
         if scores.score is not None:
             rows = scores.score.logits(rows)

@@ -11,7 +11,6 @@ from cutlass import Boolean, Float32, Int32, Uint32
 
 from ....core.constant import Constant
 from ....core.dropout import Dropout, apply_dropout
-from ....core.score import BackwardSoftcap
 from ....core.vec_io import load_floats, pack_half
 from ....mods.ir.dropout import KEYS
 from ....pipeline.roles import WARPS_PER_WARPGROUP
@@ -71,11 +70,6 @@ def keep_bits_at(context: Sm90StepsContext, work: Sm90BackwardWork, head: Int32,
     cfg = context.cfg
     dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head)
     return None if dropout is None else KeepBits.of(dropout, m_block * cfg.tile_m, cfg.tile_m, own_keys(work)[0])
-
-
-def softcap(context: Sm90StepsContext) -> BackwardSoftcap | None:
-    """Return the softcap of scores, if they have one."""
-    return BackwardSoftcap(context.args.scale_over_cap) if context.cfg.has_softcap else None
 
 
 def p_of(

@@ -14,7 +14,7 @@ from ....core.dropout import apply_dropout
 from ....core.scoring import Scoring
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
-from ..common.pointwise import Statistic, fill, keep_bits_at, p_of, pack, query_bounds, rows_of, softcap
+from ..common.pointwise import Statistic, fill, keep_bits_at, p_of, pack, query_bounds, rows_of
 from ..common.work import Sm90BackwardWork, StepCoord, work_tile
 from .config import WEIGHT_EXPONENT
 from .context import Sm90WideContext
@@ -79,7 +79,8 @@ def compute_p(
     context: Sm90WideContext, s: cute.Tensor, minus_lse: Statistic, bounds
 ) -> tuple[list[Float32], list[Float32]]:
     """Return P^T, and P^T times the derivative of the softcap. Replaces `s` by the logits."""
-    scoring, elements = Scoring(softcap(context)), range(cute.size(s))
+    over_cap = context.args.scale_over_cap if context.cfg.has_softcap else None
+    scoring, elements = Scoring(over_cap), range(cute.size(s))
     (logits,) = scoring.logits([[s[i] for i in elements]])
     for i in elements:
         s[i] = logits[i]
