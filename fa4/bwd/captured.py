@@ -1,4 +1,4 @@
-"""Gradients of captured tensors, host side: buffers for the kernels (`core.captured_grads`), and their reduction."""
+"""Gradients of captured tensors, host side: buffers for the kernels (`device.captured_grads`), and their reduction."""
 
 from __future__ import annotations
 

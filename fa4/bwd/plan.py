@@ -23,7 +23,7 @@ from .workspace import Allocator
 class Scalars(NamedTuple):
     """Scalar arguments of the main kernel. scale: softmax_scale. scale_log2: scale * log2(e); with a softcap, softcap *
     log2(e); with a score_mod, which returns logits, log2(e). scale_over_cap: scale / softcap. left, right: see
-    `core.mask.Window`."""
+    `core.mask.Band`."""
 
     scale: Float32
     scale_log2: Float32

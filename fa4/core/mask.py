@@ -8,7 +8,7 @@ values, so all window sizes share one kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -188,38 +188,13 @@ def entries_below(bound: Int32, entries: cute.Tensor, count: Int32) -> Int32:
     return found
 
 
-class Mask(Protocol):
-    """Mask of one sequence, by tiles of `tile_m` query rows and `tile_n` keys."""
-
-    def key_blocks(self, m_block: Int32) -> Blocks:
-        """The key blocks to which a block of query rows attends."""
-
-    def query_blocks(self, n_block: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the blocks of query rows that attend to a key block: exactly those with it in `key_blocks`."""
-
-    def needs_mask(self, m_block: Int32, n_block: Int32) -> Boolean:
-        """Whether an element of the tile may be masked, so that elements must be compared."""
-
-    def keys(self, query: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the keys to which a query attends."""
-
-    def queries(self, key: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the queries that attend to a key; `stop` may be larger than the number of queries."""
-
-
-class Window(NamedTuple):
-    """Number of keys to which a query attends on each side of its aligned key; None for an unbounded side."""
-
-    left: Int32 | None
-    right: Int32 | None
-
-
 @dataclass(frozen=True)
 class Band:
-    """Diagonal band of one sequence: the `Mask` of causal, sliding-window and unmasked attention.
+    """Mask of one sequence, by tiles of `tile_m` query rows and `tile_n` keys: the diagonal band of causal,
+    sliding-window and unmasked attention.
 
     group: consecutive query rows with the same query position: 1, or the packed heads of a GQA group (pack_gqa).
-    left, right: None for an unbounded side.
+    left, right: keys to which a query attends on each side of its aligned key; None for an unbounded side.
     """
 
     tile_m: cutlass.Constexpr[int]
@@ -267,7 +242,7 @@ class Band:
         return Blocks(first, full_first, full_stop, stop)
 
     def query_blocks(self, n_block: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the blocks of query rows that attend to a key block."""
+        """[first, stop): the blocks of query rows that attend to a key block: exactly those with it in `key_blocks`."""
         shift = self.seqlen_k - self.seqlen_q
         first_key = n_block * self.tile_n
         last_key = cutlass.min(first_key + self.tile_n, self.seqlen_k) - 1

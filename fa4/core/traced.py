@@ -34,7 +34,7 @@ class ModTensors(NamedTuple):
     """Run-time values of a call's graphs: captured tensors and numbers, those of the score first; and block lists.
 
     blocks: lists over which loops iterate. of_queries: key blocks of each query block, if a backward reads them too.
-    captured: destinations of the gradients of captured tensors, see `captured_grads`. dropout: None if unused.
+    captured: destinations of the gradients of captured tensors, see `bwd.captured`. dropout: None if unused.
     """
 
     tensors: tuple

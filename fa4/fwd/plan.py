@@ -25,7 +25,7 @@ class Scalars(NamedTuple):
     """Scalar arguments of the kernel. scale_log2: softmax_scale * log2(e); with a softcap, softcap * log2(e); with a
     score_mod, which returns logits, log2(e). to_natural: factor from a logit scaled by the rounded scale_log2 to
     natural units; it cancels the rounding. scale_over_cap: softmax_scale / softcap; with a score_mod, softmax_scale.
-    left, right: see `core.mask.Window`."""
+    left, right: see `core.mask.Band`."""
 
     scale_log2: Float32
     to_natural: Float32

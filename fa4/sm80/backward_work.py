@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
-from ..core.captured_grads import CapturedGrads
+from ..bwd.device.captured_grads import CapturedGrads
 from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
@@ -14,25 +14,6 @@ from ...core.rows import first_row_block
 from ...core.sequence import Rows
 from ..context import BackwardContext
 from ..variant import BackwardOptions
-
-
-class HasKeys(Protocol):
-    """A block of `cfg.cluster_tile_n` keys: `KeyBlock`, or a chip's record that starts with the same fields."""
-
-    @property
-    def n_block(self) -> Int32: ...
-
-    @property
-    def head_kv(self) -> Int32: ...
-
-    @property
-    def batch(self) -> Int32: ...
-
-    @property
-    def q(self) -> Rows: ...
-
-    @property
-    def k(self) -> Rows: ...
 
 
 class KeyBlock(NamedTuple):
@@ -51,6 +32,10 @@ class KeyBlock(NamedTuple):
     steps: Int32  # number of query blocks over all heads of the group
 
 
+KeyFields: TypeAlias = Any
+"""A `KeyBlock`, or a chip's record that starts with the same fields."""
+
+
 def cta_keys(context: BackwardContext) -> KeyBlock:
     """Return the work of this CTA."""
     args, cfg = context.args, context.cfg
@@ -66,18 +51,15 @@ def cta_keys(context: BackwardContext) -> KeyBlock:
     keys = KeyBlock(n_block, head_kv, batch, q, k, mask, first, stop, row_block, None, (stop - first) * cfg.group)
     if not cfg.has_blocks:
         return keys
-    if not cfg.lists_by_head:
+    if cfg.lists_by_head:
+        block_iter, steps = sparse_blocks_of(context, keys, head_kv * cfg.group), steps_of_group(context, keys)
+    else:
         block_iter = sparse_blocks_of(context, keys, head_kv)
-        return keys._replace(
-            first=Int32(0), stop=block_iter.count, block_iter=block_iter, steps=block_iter.count * cfg.group
-        )
-    block_iter = sparse_blocks_of(context, keys, head_kv * cfg.group)
-    return keys._replace(
-        first=Int32(0), stop=block_iter.count, block_iter=block_iter, steps=steps_of_group(context, keys)
-    )
+        steps = block_iter.count * cfg.group
+    return keys._replace(first=Int32(0), stop=block_iter.count, block_iter=block_iter, steps=steps)
 
 
-def sparse_blocks_of(context: BackwardContext, keys: HasKeys, head: Int32) -> SparseBlocks:
+def sparse_blocks_of(context: BackwardContext, keys: KeyFields, head: Int32) -> SparseBlocks:
     """Query blocks of a key block, from the block-mask lists of a query head."""
     args, cfg = context.args, context.cfg
     block_q, block_k = cfg.mods.block
@@ -87,7 +69,7 @@ def sparse_blocks_of(context: BackwardContext, keys: HasKeys, head: Int32) -> Sp
 
 
 @cute.jit
-def steps_of_group(context: BackwardContext, keys: HasKeys) -> Int32:
+def steps_of_group(context: BackwardContext, keys: KeyFields) -> Int32:
     """Number of query blocks in the lists of all heads of the group."""
     total = Int32(0)
     for member in cutlass.range(context.cfg.group, unroll=1):
@@ -96,7 +78,7 @@ def steps_of_group(context: BackwardContext, keys: HasKeys) -> Int32:
 
 
 @cute.jit
-def first_member(context: BackwardContext, keys: HasKeys) -> Int32:
+def first_member(context: BackwardContext, keys: KeyFields) -> Int32:
     """Index in the group of the first query head with non-empty lists; 0 if all heads have the same lists."""
     first = Int32(0)
     if const_expr(context.cfg.lists_by_head):
@@ -107,10 +89,18 @@ def first_member(context: BackwardContext, keys: HasKeys) -> Int32:
     return first
 
 
-def order_index(order: Order, mask: Band, m_block: Int32, tile: Tile) -> Int32:
-    """Number of key blocks that add to dQ of a query block before this tile. All visible key blocks add, in order."""
+def order_index(
+    context: BackwardContext, keys: KeyFields, m_block: Int32, head: Int32, block: Int32, mask: Band
+) -> Int32:
+    """Number of key blocks that add to dQ of a query block before this one. All visible key blocks add, in order, and
+    the CTAs of the earlier ones have lower launch indices. block, mask: index and mask of the keys whose dQ is added at
+    once."""
+    args = context.args
+    if context.cfg.has_blocks:
+        return order_index_by_lists(args.ranks, context.cfg, keys.row_block + m_block, head, keys.n_block)
+    assert isinstance(args.order, Order)  # a deterministic backward has no packed order
     key_blocks = mask.key_blocks(m_block)
-    return order.order_index(tile, key_blocks.first, key_blocks.stop)
+    return args.order.order_index(Tile(block, keys.head_kv, keys.batch), key_blocks.first, key_blocks.stop)
 
 
 def order_index_by_lists(ranks: cute.Tensor, cfg: BackwardOptions, block: Int32, head: Int32, n_block: Int32) -> Int32:

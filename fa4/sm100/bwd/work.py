@@ -8,9 +8,8 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...bwd.device.work import cta_keys, first_member, order_index, order_index_by_lists, sparse_blocks_of
+from ...bwd.device.work import cta_keys, first_member, order_index, sparse_blocks_of
 from ...core.mask import Band, SparseBlocks
-from ...core.order import Order, Tile
 from ...core.sequence import Rows
 from .config import TILE_N
 from .context import Sm100StepsContext
@@ -20,7 +19,7 @@ class Sm100BackwardWork(NamedTuple):
     """A key block of a CTA or of a pair, and its steps: the query blocks first <= m < stop of each query head of the
     group."""
 
-    n_block: Int32  # fields up to `steps`: see `Keys`
+    n_block: Int32  # for the fields up to `steps` see `KeyBlock`
     head_kv: Int32
     batch: Int32
     q: Rows
@@ -60,13 +59,8 @@ class Sm100BackwardWork(NamedTuple):
         return replace(self.mask, tile_n=TILE_N).needs_mask(m_block, self.own_block)
 
     def order_index(self, m_block: Int32, head: Int32, context: Sm100StepsContext) -> Int32:
-        """Order index: number of key blocks that add to dQ of a query block before this one."""
-        cfg = context.cfg
-        if cfg.has_blocks:
-            return order_index_by_lists(context.args.ranks, cfg, self.row_block + m_block, head, self.n_block)
-        order = context.args.order
-        assert isinstance(order, Order)  # a deterministic backward has no packed order
-        return order_index(order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))
+        """See `bwd.device.work.order_index`."""
+        return order_index(context, self, m_block, head, self.n_block, self.mask)
 
 
 def work_tile(context: Sm100StepsContext) -> Sm100BackwardWork:

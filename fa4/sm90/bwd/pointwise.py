@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.captured_grads import CapturedGrads
+from ...bwd.device.captured_grads import CapturedGrads
 from ...core.constant import Constant
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ....bwd.device.work import cta_keys, order_index, order_index_by_lists, sparse_blocks_of
+from ....bwd.device.work import cta_keys, order_index, sparse_blocks_of
 from ....core.mask import Band, SparseBlocks
 from ....core.order import Order, Tile
 from ....core.sequence import Rows
@@ -26,8 +26,8 @@ class Neighbours(NamedTuple):
 
 
 class Sm90BackwardWork(NamedTuple):
-    """Block of keys and its steps: for each query head of the group, the query blocks first <= m < stop. Blocks
-    full_first <= m < full_stop are unmasked."""
+    """Block of the keys of a CTA and its steps: for each query head of the group, the query blocks first <= m < stop.
+    Blocks full_first <= m < full_stop are unmasked."""
 
     n_block: Int32  # for the fields up to `steps` see `KeyBlock`
     head_kv: Int32
@@ -58,9 +58,8 @@ class Sm90BackwardWork(NamedTuple):
         if not context.cfg.lists_by_head:
             return self._replace(reverse=reverse_flag(self.ascends, member, context.cfg.group))
         block_iter = sparse_blocks_of(context, self, self.head_kv * context.cfg.group + member)
-        return self._replace(
-            block_iter=block_iter, stop=block_iter.count, full_first=block_iter.masked, full_stop=block_iter.count
-        )
+        masked, stop = block_iter.masked, block_iter.count
+        return self._replace(block_iter=block_iter, stop=stop, full_first=masked, full_stop=stop)
 
     def block(self, i: Int32) -> Int32:
         """Return the query block of step first <= i < stop: i itself; i counted back from the last block; entry i of
@@ -75,16 +74,10 @@ class Sm90BackwardWork(NamedTuple):
         return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
 
     def order_index(self, m_block: Int32, head: Int32, context: Sm90StepsContext) -> Int32:
-        """Return how many key blocks add to dQ of a query block before this one; all that the query block meets do. The
-        CTAs of the earlier ones have lower launch indices."""
-        cfg = context.cfg
-        if cfg.has_blocks:
-            return order_index_by_lists(context.args.ranks, cfg, self.row_block + m_block, head, self.n_block)
-        block, mask = dq_block(self.n_block, self.mask, cfg)
-        order = context.args.order
-        assert isinstance(order, Order)  # a deterministic backward has no packed order
-        before = order_index(order, mask, m_block, Tile(block, self.head_kv, self.batch))
-        return before // cfg.chains_of(context.args) if cfg.chained else before
+        """`bwd.device.work.order_index`; with chains, among the key blocks that add to the same sum."""
+        block, mask = dq_block(self.n_block, self.mask, context.cfg)
+        before = order_index(context, self, m_block, head, block, mask)
+        return before // context.cfg.chains_of(context.args) if context.cfg.chained else before
 
     def sums(self, context: Sm90StepsContext) -> tuple[cute.Tensor, cute.Tensor | None]:
         """Return (dQ sums, semaphores) of all blocks and heads; with chains, of this key block's chain."""
@@ -105,16 +98,17 @@ def work_tile(context: Sm90StepsContext) -> Sm90BackwardWork:
         neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks))
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     # The CTAs of a cluster iterate together; each has a block of its keys.
-    keys = keys._replace(n_block=keys.n_block * cfg.ctas + order.rank, mask=replace(keys.mask, tile_n=cfg.cta_tile_n))
-    full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
+    n_block, mask = keys.n_block * cfg.ctas + order.rank, replace(keys.mask, tile_n=cfg.cta_tile_n)
+    full_first, full_stop = whole_blocks(mask, n_block, keys.first, keys.stop)
     if keys.block_iter is not None:
-        full = keys.block_iter.masked, keys.stop
+        full_first, full_stop = keys.block_iter.masked, keys.stop
     ascends = reverse = None
     if cfg.folds:
         assert isinstance(order, Order)
         ascends = order.starts_at_last_row(tile)
         reverse = reverse_flag(ascends, Int32(0), cfg.group)
-    return Sm90BackwardWork(*keys, *full, neighbours, ascends, reverse)
+    keys = keys._replace(n_block=n_block, mask=mask)
+    return Sm90BackwardWork(*keys, full_first, full_stop, neighbours, ascends, reverse)
 
 
 def dq_block(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:

@@ -9,28 +9,18 @@ and the order of additions is fixed. torch sums these floats afterwards (`bwd.ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..mods.ir.graph import Scatter
-from .constant import Constant
-from .fragment_values import FragmentValues
-from .rows import first_row_block
-from .sequence import Rows
-from .vec_io import add_unless_zero
-
-
-class KeyTiles(Protocol):
-    """A configuration of a backward: `cta_tile_n` keys per key block."""
-
-    @property
-    def cta_tile_n(self) -> int: ...
-
-    @property
-    def varlen(self) -> bool: ...
+from ...core.constant import Constant
+from ...core.fragment_values import FragmentValues
+from ...core.rows import first_row_block
+from ...core.sequence import Rows
+from ...core.vec_io import add_unless_zero
+from ...mods.ir.graph import Scatter
+from ..variant import BackwardOptions
 
 
 @dataclass(frozen=True)
@@ -45,7 +35,7 @@ class CapturedGrads(Constant):
 
     @staticmethod
     def of(
-        targets: tuple | None, cfg: KeyTiles, batch: Int32, keys: Rows, extent: Int32, n_block: Int32
+        targets: tuple | None, cfg: BackwardOptions, batch: Int32, keys: Rows, extent: Int32, n_block: Int32
     ) -> CapturedGrads | None:
         """For key block `n_block` of a sequence. keys: its rows, in a tensor of `extent` rows.
         None if no captured tensor needs gradients."""
