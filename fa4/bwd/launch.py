@@ -12,7 +12,7 @@ from cutlass import Float32, Int32
 from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
 from ..core.sequence import Lengths, seq_bounded_tma
 from ..core.traced import ModTensors
-from ..pipeline.kernel import RoleKernel
+from ..pipeline.kernel import Context, RoleKernel
 from ..pipeline.smem import Tile
 from ..pipeline.tma import TmaMap, TmaTile
 from .program import BackwardArguments, BackwardProgram
@@ -49,6 +49,18 @@ class BackwardKernelArguments:
     left: Int32
     right: Int32
     mods: ModTensors | None
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardContext(Context):
+    """Context of the roles. A chip's kernel narrows `cfg` to its own configuration."""
+
+    args: BackwardKernelArguments
+    cfg: BackwardVariant
+
+    @property
+    def first_reduce_warp(self) -> int:
+        return self.channels.roles["reduce"].warps[0]
 
 
 Config = TypeVar("Config", bound=BackwardVariant)

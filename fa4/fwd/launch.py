@@ -13,7 +13,7 @@ from ..core.cache import CacheTensors
 from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
 from ..core.sequence import Lengths, extent, seq_bounded_tma
 from ..core.traced import ModTensors
-from ..pipeline.kernel import RoleKernel
+from ..pipeline.kernel import Context, RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
 from . import plan
 from .program import ForwardArguments, ForwardProgram
@@ -60,6 +60,14 @@ class ForwardKernelArguments:
     def seqlen_q(self) -> Int32:
         """Sequence length of a dense problem."""
         return extent(self.maps.q.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext(Context):
+    """Context of the roles. A chip's kernel narrows `cfg` to its own configuration."""
+
+    args: ForwardKernelArguments
+    cfg: ForwardVariant
 
 
 Config = TypeVar("Config", bound=ForwardVariant)

@@ -12,7 +12,7 @@ from ...core.mask import Band, SparseBlocks
 from ...core.order import Order, Tile
 from ...core.rows import first_row_block
 from ...core.sequence import Rows
-from ..context import BackwardContext
+from ..launch import BackwardContext
 from ..variant import BackwardOptions
 
 

@@ -16,7 +16,7 @@ from cutlass import Int32
 from ...core.constant import Constant
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..context import ForwardContext
+from ..launch import ForwardContext
 from .key_rows import KeyRows
 from .work import Work
 

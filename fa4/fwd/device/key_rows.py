@@ -14,7 +14,7 @@ from cutlass import Boolean, Int32
 
 from ...core.cache import Keys, page_at
 from ...core.constant import Constant
-from ..context import ForwardContext
+from ..launch import ForwardContext
 from .work import Work
 
 

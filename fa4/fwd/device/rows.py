@@ -8,7 +8,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.sequence import sequence_matrix
 from ...core.softmax import LOG2_E
-from ..context import ForwardContext
+from ..launch import ForwardContext
 from ..variant import ForwardVariant
 from .work import Work
 

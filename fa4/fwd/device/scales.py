@@ -7,7 +7,7 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32
 
-from ..context import ForwardContext
+from ..launch import ForwardContext
 from .work import Work
 
 

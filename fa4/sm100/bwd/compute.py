@@ -26,8 +26,7 @@ from ...pipeline.cursor import Cursor, consume
 from ...pipeline.ends import Ends
 from ...pipeline.smem import store_row
 from .. import tmem
-from .config import CHUNK, HALVES, TILE_N
-from .context import Sm100BackwardContext, Sm100StepsContext
+from .config import CHUNK, HALVES, TILE_N, Sm100BackwardContext, Sm100StepsContext
 from .epilogue import store_gradients
 from .pointwise import RowStatistic, StepElements, band_words, scoring_of
 from .work import Sm100BackwardWork, work_tile

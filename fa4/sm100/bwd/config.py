@@ -1,4 +1,4 @@
-"""Compile-time configuration of the Blackwell backward, and the shapes that follow from it.
+"""Compile-time configuration of the Blackwell backward, the shapes that follow from it, and the context of the roles.
 
 Scores are transposed: S^T = K Q^T has keys as rows. So P^T and dS^T, written back to tensor memory, are the left
 operands of dV = P^T dO and dK = dS^T Q.
@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...bwd.blocks import RowBlocks
+from ...bwd.launch import BackwardContext
 from ...bwd.variant import BackwardVariant
 from ...pipeline.smem import Tile
+from .. import tmem
 from ..mma import Major, SmemOperand, Umma
 from .placement import CHUNK, LANES, Chunks, Columns
 
@@ -57,6 +59,14 @@ class Sm100BackwardSteps(BackwardVariant):
     def elements(self, nbytes: int) -> int:
         """Number of 16-bit elements in `nbytes`."""
         return 8 * nbytes // self.dtype.width
+
+
+@dataclass(frozen=True, slots=True)
+class Sm100StepsContext(BackwardContext):
+    """Arguments of a role's body in every Blackwell backward: adds the tensor-memory map."""
+
+    cfg: Sm100BackwardSteps
+    tmem: tmem.TmemMap | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +194,12 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
         """dQ^T = K^T dS^T, `lanes` rows of it."""
         k = SmemOperand(self.k_tile, Major.MN)
         return Umma(self.dtype, n=self.tile_m, k=TILE_N, b=SmemOperand(self.ds_tile, Major.MN), a=k, m=lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Sm100BackwardContext(Sm100StepsContext):
+    """Adds named barriers."""
+
+    cfg: Sm100BackwardConfig
+    dq_staging: int = 1  # named barriers; 0 is the barrier of the CTA
+    gradient_staged: int = 2  # and 3: one per compute warpgroup

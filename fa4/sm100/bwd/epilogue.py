@@ -17,8 +17,7 @@ from ...pipeline.ends import Ends
 from ...pipeline.smem import store_row
 from ...pipeline.tma import tma_store
 from .. import tmem
-from .config import CHUNK, TILE_N
-from .context import Sm100BackwardContext
+from .config import CHUNK, TILE_N, Sm100BackwardContext
 from .work import Sm100BackwardWork
 
 COLUMNS_PER_BATCH = 128  # columns in registers at a time

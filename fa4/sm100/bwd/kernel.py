@@ -20,8 +20,7 @@ from ...pipeline.smem import Region, SmemMap
 from .. import tmem
 from ..signals import SIGNALS
 from .compute import compute
-from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Sm100BackwardConfig
-from .context import Sm100BackwardContext
+from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Sm100BackwardConfig, Sm100BackwardContext
 from .load import load
 from .mma import mma
 from .reduce import reduce

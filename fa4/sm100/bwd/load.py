@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, const_expr
 from ...core.sequence import Rows, clamp_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
-from .context import Sm100BackwardContext
+from .config import Sm100BackwardContext
 from .work import ListPosition, Sm100BackwardWork, next_position, work_tile
 
 

@@ -18,8 +18,7 @@ from cutlass import Int32, const_expr
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, Ends
 from .. import tmem
-from .config import HALVES, LANES
-from .context import Sm100BackwardContext
+from .config import HALVES, LANES, Sm100BackwardContext
 from .work import work_tile
 
 

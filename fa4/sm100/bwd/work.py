@@ -11,8 +11,7 @@ from cutlass import Boolean, Int32
 from ...bwd.device.work import cta_keys, first_member, order_index, sparse_blocks_of
 from ...core.mask import Band, SparseBlocks
 from ...core.sequence import Rows
-from .config import TILE_N
-from .context import Sm100StepsContext
+from .config import TILE_N, Sm100StepsContext
 
 
 class Sm100BackwardWork(NamedTuple):

@@ -1,12 +1,14 @@
-"""Compile-time configuration of the Blackwell forward, and the shapes that follow from it."""
+"""Compile-time configuration of the Blackwell forward, the shapes that follow from it, and the context of the roles."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...fwd.launch import ForwardContext
 from ...fwd.variant import ForwardVariant, KvLoad, OutStore
 from ...pipeline.smem import Tile
+from .. import tmem
 from ..mma import Major, SmemOperand, Umma
 from ..tmem import LANES
 
@@ -219,3 +221,17 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def seq_bounded_o(self) -> bool:
         return self.seq_bounded_q
+
+
+@dataclass(frozen=True, slots=True)
+class Sm100ForwardContext(ForwardContext):
+    """Arguments of a role's body: adds the tensor-memory map."""
+
+    cfg: Sm100ForwardConfig
+    resources: tmem.TensorMemory
+    tmem: tmem.TmemMap | tmem.OffsetTmemMap | None = None
+
+    def with_tmem_addresses(self) -> Sm100ForwardContext:
+        """Copy whose TMEM ranges have their addresses in this CTA."""
+        assert isinstance(self.tmem, tmem.TmemMap)
+        return replace(self, tmem=self.resources.place(self.tmem, self.smem))

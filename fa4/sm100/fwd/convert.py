@@ -13,7 +13,7 @@ from cutlass import const_expr
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
-from .context import Sm100ForwardContext
+from .config import Sm100ForwardContext
 from .work import Queue
 
 

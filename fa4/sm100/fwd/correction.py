@@ -23,7 +23,7 @@ from ...fwd.variant import OutStore
 from ...pipeline.cursor import ALL, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
-from .context import Sm100ForwardContext
+from .config import Sm100ForwardContext
 from .softmax import rows_in_smem
 from .work import Queue, row_tile
 

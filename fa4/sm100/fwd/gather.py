@@ -16,7 +16,7 @@ from cutlass import const_expr
 
 from ...fwd.device.gather import Gather
 from ...pipeline.cursor import Cursor, produce
-from .context import Sm100ForwardContext
+from .config import Sm100ForwardContext
 from .work import Queue, key_block
 
 

@@ -26,8 +26,7 @@ from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .. import tmem
 from ..signals import SIGNALS
-from .config import Schedule, Sm100ForwardConfig
-from .context import Sm100ForwardContext
+from .config import Schedule, Sm100ForwardConfig, Sm100ForwardContext
 from .convert import convert
 from .correction import correction
 from .epilogue import epilogue

@@ -19,7 +19,7 @@ from ...fwd.variant import KvLoad
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.ends import Ends
 from ...pipeline.tma import tma_load
-from .context import Sm100ForwardContext
+from .config import Sm100ForwardContext
 from .work import Queue, key_block, row_tile
 
 

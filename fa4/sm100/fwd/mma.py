@@ -21,8 +21,7 @@ from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
 from ..mma import K_PER_MMA
-from .config import Sm100ForwardConfig
-from .context import Sm100ForwardContext
+from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .work import Queue
 
 

@@ -31,7 +31,7 @@ from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.ends import Ends
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
-from .context import Sm100ForwardContext
+from .config import Sm100ForwardContext
 from .work import Queue, key_block, row_tile
 
 LOAD_COLUMNS = 32

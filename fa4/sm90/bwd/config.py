@@ -1,4 +1,5 @@
-"""Compile-time configuration of the backward kernel, and the shapes and operands that follow from it.
+"""Compile-time configuration of the usual backward kernel, the shapes and operands that follow from it, and the context
+of the roles.
 
 A consumer has 64 of a CTA's 128 keys. Only dS passes through shared memory, for dQ = dS K, which sums over the keys of
 both consumers. See `common.config` for the products on transposed scores.
@@ -15,7 +16,15 @@ from cutlass import Int32
 from ...bwd.blocks import Placement
 from ...pipeline.smem import Tile
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
-from .common.config import BARRIER_BYTES, CONSUMERS, PANEL_COLUMNS, ByQueries, Sm90BackwardSteps, fragment_offset
+from .common.config import (
+    BARRIER_BYTES,
+    CONSUMERS,
+    PANEL_COLUMNS,
+    ByQueries,
+    Sm90BackwardSteps,
+    Sm90StepsContext,
+    fragment_offset,
+)
 from .common.launch_order import LaunchOrder
 
 TILE_N = CONSUMERS * ROWS  # keys per CTA
@@ -142,3 +151,10 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
         """Warps that add a consumer's dQ to its sum. A deterministic run has several, which take the steps round-robin:
         waiting for the semaphore, adding and releasing take longer than a step."""
         return REDUCERS if self.deterministic else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90BackwardContext(Sm90StepsContext):
+    """Arguments of a role's body."""
+
+    cfg: Sm90BackwardConfig

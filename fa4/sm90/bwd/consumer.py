@@ -14,8 +14,7 @@ from ..wgmma import ROWS, wait
 from .common.config import CONSUMERS
 from .common.pointwise import Statistic, fill, rows_of, store_ds
 from .common.work import Sm90BackwardWork, StepCoord
-from .config import Division
-from .context import Sm90BackwardContext
+from .config import Division, Sm90BackwardContext
 from .dq_cursor import DqCursor
 from .epilogue import stage_gradients
 from .pointwise import clear_ds, compute_ds, compute_p, pack_p, step_scores

@@ -41,7 +41,7 @@ from ..fragment import (
     store_matrices,
 )
 from ..wgmma import ROWS, Wgmma, pin, wait
-from .context import Sm90ForwardContext
+from .config import Sm90ForwardContext
 from .ping_pong import CONSUMER_THREADS, FIRST_BARRIER, PingPong
 from .softmax import Softmax, pack
 from .work import Queue, row_tile

@@ -1,10 +1,12 @@
-"""Compile-time configuration of the forward kernel, and the tile shapes and operands that follow from it."""
+"""Compile-time configuration of the forward kernel, the shapes and operands that follow from it, and the context of the
+roles."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
+from ...fwd.launch import ForwardContext
 from ...fwd.variant import ForwardVariant, KvLoad, OutStore
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
@@ -243,3 +245,10 @@ class Sm90ForwardConfig(ForwardVariant):
     def seq_bounded_o(self) -> bool:
         """True for varlen: rows behind a sequence's end belong to another sequence, so stores end with the sequence."""
         return self.varlen
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90ForwardContext(ForwardContext):
+    """Arguments of a role's body."""
+
+    cfg: Sm90ForwardConfig

@@ -17,7 +17,7 @@ from cutlass import const_expr
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
-from .context import Sm90ForwardContext
+from .config import Sm90ForwardContext
 from .fetch import Fetch
 from .work import Queue
 

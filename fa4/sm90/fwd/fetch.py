@@ -13,7 +13,7 @@ from ...core.vec_io import load_vec
 from ...fwd.device.key_rows import KeyRows
 from ...fwd.device.work import Work
 from ...pipeline.upconvert import COLUMNS, Upconversion
-from .context import Sm90ForwardContext
+from .config import Sm90ForwardContext
 
 _VEC = 4  # 32-bit registers per load
 

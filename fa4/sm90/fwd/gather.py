@@ -16,7 +16,7 @@ from cutlass import const_expr
 
 from ...fwd.device.gather import Gather
 from ...pipeline.cursor import produce
-from .context import Sm90ForwardContext
+from .config import Sm90ForwardContext
 from .work import Queue
 
 

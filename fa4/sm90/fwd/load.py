@@ -20,7 +20,7 @@ from ...fwd.device.work import Work
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.tma import tma_load
-from .context import Sm90ForwardContext
+from .config import Sm90ForwardContext
 from .work import Queue, row_tile
 
 

@@ -29,7 +29,7 @@ from ..fragment import (
     row_in_warp,
     row_registers,
 )
-from .context import Sm90ForwardContext
+from .config import Sm90ForwardContext
 
 CHAINS = 4  # independent chains of a row's maximum and sum, to hide latency
 

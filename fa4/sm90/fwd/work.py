@@ -16,8 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ...fwd.device.work import Work, work_tile
-from .config import Sm90ForwardConfig
-from .context import Sm90ForwardContext
+from .config import Sm90ForwardConfig, Sm90ForwardContext
 
 
 def row_tile(cfg: Sm90ForwardConfig, work: Work, rank: Int32, consumer: Int32 | int) -> Int32:

@@ -26,8 +26,7 @@ from ..config import CHUNK, TILE_N
 from ..pointwise import StepElements, band_words, scoring_of
 from ..work import Sm100BackwardWork
 from ..work import work_tile as key_work
-from .config import Gradient
-from .context import Sm100WideContext
+from .config import Gradient, Sm100WideContext
 from .epilogue import store_gradient
 from .work import QueryWork, query_work
 

@@ -18,7 +18,7 @@ from ....pipeline.tma import tma_store
 from ... import tmem
 from ..compute import half_of_warp
 from ..config import CHUNK, HALVES, TILE_N
-from .context import Sm100WideContext
+from .config import Sm100WideContext
 from .work import WideWork
 
 

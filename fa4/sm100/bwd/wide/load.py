@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, const_expr
 from ....core.sequence import clamp_tile, sequence_matrix
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import bulk_load, tma_load, tma_load_panel
-from .context import Sm100WideContext
+from .config import Sm100WideContext
 from .work import StepBlocks, WideWork, work_tile
 
 

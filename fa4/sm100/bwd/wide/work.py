@@ -14,7 +14,7 @@ from ....core.sequence import Rows
 from ..config import TILE_N
 from ..work import ListPosition, Sm100BackwardWork, next_position
 from ..work import work_tile as keys_of_cta
-from .context import Sm100WideContext
+from .config import Sm100WideContext
 
 
 class QueryWork(NamedTuple):

@@ -1,4 +1,4 @@
-"""Tiles and products that both kernels share.
+"""Tiles and products that both kernels share, and the context of their roles.
 
 All products work on transposed scores: S^T = K Q^T has keys as rows, 64 for a warpgroup. P^T and dS^T, rounded to 16
 bits in registers, are the left operands of dV += P^T dO and dK += dS^T Q.
@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ....bwd.blocks import Placement, RowBlocks
+from ....bwd.launch import BackwardContext
 from ....core.sequence import Rows
 from ....pipeline.smem import Tile
 from ....pipeline.tma import TmaTile
@@ -154,3 +155,12 @@ class Sm90BackwardSteps(LaunchOrder):
         """dK += dS^T Q, dS^T from registers."""
         q = SmemOperand(self.q_tile, Major.MN, self.q_stages, self.q_tile.nbytes)
         return Wgmma(self.dtype, n=self.columns, k=self.tile_m, b=q)
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90StepsContext(BackwardContext):
+    """Arguments of a role's body."""
+
+    cfg: Sm90BackwardSteps
+    last_dq: int = 1  # named barriers; 0 is the CTA barrier
+    gradients_staged: int = 2  # and 3: one per consumer

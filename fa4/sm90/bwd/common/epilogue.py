@@ -10,7 +10,7 @@ from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES, Tile
 from ....pipeline.tma import tma_start_store
 from ...fragment import ROWS_PER_WARP, pack_pairs, store_matrices
-from .context import Sm90StepsContext
+from .config import Sm90StepsContext
 from .work import Sm90BackwardWork
 
 

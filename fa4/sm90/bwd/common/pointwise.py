@@ -16,7 +16,7 @@ from ....mods.ir.dropout import KEYS
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES
 from ...fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_in_warp
-from .context import Sm90StepsContext
+from .config import Sm90StepsContext
 from .work import Sm90BackwardWork
 
 PAIR = 2 * KEYS  # queries: the bits of 16 keys for two queries fill a word

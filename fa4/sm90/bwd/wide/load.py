@@ -15,7 +15,7 @@ from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import tma_load_panel
 from ..common.load import load_keys, load_steps
 from ..common.work import Sm90BackwardWork, work_tile
-from .context import Sm90WideContext
+from .config import Sm90WideContext
 
 
 @cute.jit

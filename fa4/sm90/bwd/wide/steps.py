@@ -17,7 +17,7 @@ from ...wgmma import Wgmma, wait
 from ..common.config import CONSUMERS, WARPGROUP
 from ..common.epilogue import store, to_smem
 from ..common.work import Sm90BackwardWork, StepCoord, warpgroup_steps
-from .context import Sm90WideContext
+from .config import Sm90WideContext
 from .share import DqShare
 
 
