@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import cutlass
 import cutlass.cute as cute
@@ -15,6 +15,7 @@ from cutlass import Int32, Int64, const_expr
 
 from ..core.constant import Constant
 from ..core.program import Program
+from ..core.variant import Variant
 from ..runtime import jit
 from ..runtime.device import Chip
 from .channels import ChannelTable, init_barriers
@@ -39,32 +40,17 @@ class Resources(Constant):
 NOTHING = Resources()
 
 
-class KernelArguments(Protocol):
-    """Run-time arguments of a kernel. maps: a `TmaMap` by name."""
-
-    @property
-    def maps(self) -> NamedTuple: ...
-
-
-class KernelConfig(Protocol):
-    """What every kernel of roles needs to know of its configuration; see `core.variant.Variant`."""
-
-    @property
-    def ctas(self) -> int: ...
-
-    def sharers(self, name: str) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Context(Constant):
     """Arguments of a role's body: run-time arguments, configuration, channels, shared memory and chip resources. A
     kernel extends it by the types of its arguments and its configuration.
 
-    cluster: CTAs that start and end together, because they access each other's shared memory.
+    args: the run-time arguments, among them `maps`, a `TmaMap` by name. cluster: CTAs that start and end together,
+    because they access each other's shared memory.
     """
 
-    args: KernelArguments
-    cfg: KernelConfig
+    args: Any
+    cfg: Variant
     channels: ChannelTable
     smem: SmemMap
     resources: Resources = NOTHING
@@ -80,7 +66,7 @@ class Context(Constant):
         return TmaTile(*of_matrix, getattr(self.cfg, f"{name}_tile"), self.cfg.sharers(name))
 
 
-Config = TypeVar("Config", bound=KernelConfig)
+Config = TypeVar("Config", bound=Variant)
 
 
 class Overlap(enum.Enum):
@@ -109,19 +95,22 @@ class RoleKernel(Program[Config]):
     is_cutlass: bool = True
 
     def entry_name(self, cfg: Config) -> str:
-        """Return the PTX entry name, for profiles and reports, and register it for `describe`."""
-        table = self.channels(cfg)
-        return entry_name(f"fa4_{self.name.replace('.', '_')}", cfg, table, self.smem(cfg, table))
+        """Return the PTX entry name, for profiles and reports, and register it for `describe`. It ends with a digest of
+        the configuration."""
+        table, digest = self.channels(cfg), hashlib.sha256(repr(cfg).encode()).hexdigest()[:8]
+        entry = f"fa4_{self.name.replace('.', '_')}_{digest}"
+        _described[entry] = Description.of(table, self.smem(cfg, table))
+        return entry
 
     def launcher(self, cfg: Config, chip: Chip) -> jit.Launcher:
         if chip.emulated:
             self.entry_name(cfg)  # registers roles and barriers for reports, also if the kernel comes from disk
         return Program.launcher(self, cfg, chip)
 
-    def start(self, args: KernelArguments, cfg: Config, ctas: Int32, stream: Any) -> None:
+    def start(self, args: Any, cfg: Config, ctas: Int32, stream: Any) -> None:
         """Inside a `cute.jit` host function: launch `ctas` CTAs."""
         table = self.channels(cfg)
-        set_entry_name(kernel, self.entry_name(cfg), self.is_cutlass)
+        kernel.set_name_prefix(self.entry_name(cfg), keep_mangled_name=False, remove_cutlass_symbol=not self.is_cutlass)
         kernel(args, cfg, self).launch(
             grid=(ctas, 1, 1),
             block=(table.roles.threads, 1, 1),
@@ -194,17 +183,5 @@ _described: dict[str, Description] = {}
 
 
 def describe(entry: str) -> Description | None:
-    """Return the description of PTX entry `entry`, or None if `entry_name` was not called for it."""
+    """Return the description of PTX entry `entry`, or None if `RoleKernel.entry_name` was not called for it."""
     return _described.get(re.sub(r"(_cutlass)?_\d+$", "", entry))
-
-
-def entry_name(name: str, cfg: object, table: ChannelTable, smem: SmemMap) -> str:
-    """Return a kernel's PTX entry name, `name` and a digest of its configuration, and register it for `describe`."""
-    entry = f"{name}_{hashlib.sha256(repr(cfg).encode()).hexdigest()[:8]}"
-    _described[entry] = Description.of(table, smem)
-    return entry
-
-
-def set_entry_name(kernel: Any, entry: str, is_cutlass: bool = True) -> None:
-    """Set the prefix of the kernel's PTX entry name, before its launch is traced. is_cutlass: keep "cutlass" in it."""
-    kernel.set_name_prefix(entry, keep_mangled_name=False, remove_cutlass_symbol=not is_cutlass)

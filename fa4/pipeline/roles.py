@@ -107,15 +107,6 @@ class RoleTable(Constant):
 
 
 @cute.jit
-def set_registers(regs: cutlass.Constexpr[int], launch_regs: cutlass.Constexpr[int]):
-    """Set this warpgroup's registers per thread to `regs`, by setmaxnreg."""
-    if const_expr(regs > launch_regs):
-        cute.arch.setmaxregister_increase(regs)
-    elif const_expr(regs < launch_regs):
-        cute.arch.setmaxregister_decrease(regs)
-
-
-@cute.jit
 def run_roles(table: cutlass.Constexpr[RoleTable], context: Constant, first: cutlass.Constexpr[int] = 0):
     """Branch each warp to its role's body, called with `context`. Unused warps only release their registers.
 
@@ -136,7 +127,11 @@ def run_roles(table: cutlass.Constexpr[RoleTable], context: Constant, first: cut
 
 @cute.jit
 def _run_group(table: cutlass.Constexpr[RoleTable], context: Constant, group: cutlass.Constexpr[int]):
-    set_registers(table.groups[group][0].regs, table.launch_regs())
+    regs = table.groups[group][0].regs
+    if const_expr(regs > table.launch_regs()):
+        cute.arch.setmaxregister_increase(regs)
+    elif const_expr(regs < table.launch_regs()):
+        cute.arch.setmaxregister_decrease(regs)
     _run_role(table, context, group, 0)
 
 
