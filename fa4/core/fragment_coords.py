@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from .constant import Constant
 
@@ -37,6 +38,13 @@ class FragmentCoords(Constant):
             return limit
         whole = (limit >> (self.period.bit_length() - 1)) * self.run
         return whole + cutlass.min(limit & (self.period - 1), self.run)
+
+
+def reduce_row(value: Float32, combine: Callable[[Float32, Float32], Float32]) -> Float32:
+    """Combine a value over the four threads that share a row of an mma.sync or wgmma accumulator."""
+    for offset in (2, 1):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=offset, mask=-1, mask_and_clamp=31))
+    return value
 
 
 def fragment_rows(x: cute.Tensor) -> list[list]:

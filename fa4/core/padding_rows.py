@@ -121,12 +121,8 @@ class _Clear(Program[PaddingRowsConfig]):
         return PaddingRows(matrices or None, rows, *lengths), Int32(1)
 
 
-_CLEAR = _Clear("idle_rows")
-
-
-def launcher(cfg: PaddingRowsConfig, chip: Chip) -> jit.Launcher:
-    """Return a launcher that takes `PaddingRows` and the number of CTAs per group, see `blocks`."""
-    return _CLEAR.launcher(cfg, chip)
+launcher = _Clear("idle_rows").launcher
+"""(configuration, chip) -> launcher that takes `PaddingRows` and the number of CTAs per group, see `blocks`."""
 
 
 def blocks(elements: int, groups: int, chip: Chip) -> int:

@@ -10,7 +10,11 @@ from cutlass import Float16
 
 from ..core import variant
 from ..pipeline.smem import Tile
-from .rows import padded_heads_of
+
+
+def padded_heads_of(packed: int) -> int:
+    """Tile rows per query with pack_gqa: the number of packed heads, padded to a power of two."""
+    return 1 << (packed - 1).bit_length()
 
 
 class OutStore(enum.Enum):

@@ -114,32 +114,24 @@ class TensorMemory(Resources):
     def columns(self) -> int:
         return COLUMNS // self.per_sm
 
-    def acquire(self, smem: SmemMap) -> None:
-        _allocate(self, smem.pointer("tmem", Int32))
+    @cute.jit
+    def acquire(self, smem: cutlass.Constexpr[SmemMap]) -> None:
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == self.warp:
+            cute.arch.alloc_tmem(self.columns, smem.pointer("tmem", Int32), is_two_cta=self.ctas == 2)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=self.ctas == 2)
 
-    def release(self, smem: SmemMap) -> None:
-        _deallocate(self, smem)
+    @cute.jit
+    def release(self, smem: cutlass.Constexpr[SmemMap]) -> None:
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == self.warp:
+            first = 0 if const_expr(self.per_sm == 1) else base(smem)
+            share = cute.make_ptr(Int32, first, cute.AddressSpace.tmem, assumed_align=16)
+            cute.arch.dealloc_tmem(share, self.columns, is_two_cta=self.ctas == 2)
 
     def place(self, tmem_map: TmemMap, smem: SmemMap) -> TmemMap | OffsetTmemMap:
         """The map with its addresses in this CTA; valid after `acquire` and a barrier."""
         if tmem_map.end > self.columns:
             raise ValueError(f"a map of {tmem_map.end} tmem columns does not fit a share of {self.columns}")
         return tmem_map if self.per_sm == 1 else OffsetTmemMap(tmem_map, base(smem))
-
-
-@cute.jit
-def _allocate(memory: cutlass.Constexpr[TensorMemory], address_ptr: cute.Pointer):
-    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == memory.warp:
-        cute.arch.alloc_tmem(memory.columns, address_ptr, is_two_cta=memory.ctas == 2)
-        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=memory.ctas == 2)
-
-
-@cute.jit
-def _deallocate(memory: cutlass.Constexpr[TensorMemory], smem: cutlass.Constexpr[SmemMap]):
-    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == memory.warp:
-        first = 0 if const_expr(memory.per_sm == 1) else base(smem)
-        share = cute.make_ptr(Int32, first, cute.AddressSpace.tmem, assumed_align=16)
-        cute.arch.dealloc_tmem(share, memory.columns, is_two_cta=memory.ctas == 2)
 
 
 def base(smem: SmemMap) -> Int32:

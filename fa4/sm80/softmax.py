@@ -7,14 +7,8 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 from ..core.constant import Constant
+from ..core.fragment_coords import reduce_row
 from ..core.softmax import LOG2_E
-
-
-def quad_reduce(value: Float32, combine) -> Float32:
-    """Reduce over the four threads that share a row of an mma accumulator."""
-    for offset in (2, 1):
-        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=offset, mask=-1, mask_and_clamp=31))
-    return value
 
 
 class OnlineSoftmax(Constant):
@@ -37,7 +31,7 @@ class OnlineSoftmax(Constant):
             row = scores[r, None].load()
             old_max = self.row_max[r]
             new_max = row.reduce(cute.ReductionOp.MAX, old_max, 0)
-            new_max = quad_reduce(new_max, cute.arch.fmax)
+            new_max = reduce_row(new_max, cute.arch.fmax)
             self.row_max[r] = new_max
             finite_max = new_max
             if const_expr(may_be_empty):
@@ -59,7 +53,7 @@ class OnlineSoftmax(Constant):
         -inf (or its sink). Natural units and an exact logarithm, because lse needs more digits than P.
         """
         for r in cutlass.range_constexpr(cute.size(self.row_max)):
-            total = quad_reduce(self.total[r], lambda x, y: x + y)
+            total = reduce_row(self.total[r], lambda x, y: x + y)
             max_logit = self.row_max[r] * self.scale
             numerator = Float32(1.0)
             if const_expr(sinks is not None):

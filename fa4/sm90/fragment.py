@@ -39,13 +39,6 @@ def row_registers(n: int, r: int) -> list[int]:
     return [4 * pair + 2 * r + i for pair in range(n // 8) for i in range(2)]
 
 
-def reduce_row(value: Float32, combine) -> Float32:
-    """Combine a value over the four threads that share a row."""
-    for offset in (2, 1):
-        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=offset, mask=-1, mask_and_clamp=31))
-    return value
-
-
 def store_matrices(address: Int32, tile: Tile, packed: list[Int32]) -> None:
     """Whole warp: store its 16 rows of an accumulator, rounded to 16 bits, to a panelled tile.
 

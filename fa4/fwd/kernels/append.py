@@ -19,7 +19,6 @@ from cutlass import Boolean, Float32, Int32, Uint8, const_expr
 
 from ...core.program import Program
 from ...runtime import jit
-from ...runtime.device import Chip
 
 _WARP, _WARPS = 32, 8
 
@@ -257,9 +256,5 @@ min.s32 {$w0}, {$w0}, 127;
 }"""
 
 
-_APPEND = _Append("append")
-
-
-def launcher(cfg: AppendConfig, chip: Chip) -> jit.Launcher:
-    """Return the launcher; its argument is an `AppendTensors`."""
-    return _APPEND.launcher(cfg, chip)
+launcher = _Append("append").launcher
+"""(configuration, chip) -> launcher, whose argument is an `AppendTensors`."""

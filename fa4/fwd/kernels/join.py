@@ -21,7 +21,6 @@ from cutlass import Float32, Int32
 from ...core.program import Program
 from ...core.vec_io import bits, load_floats, load_halves, pack_half, store_vec
 from ...runtime import jit
-from ...runtime.device import Chip
 
 _THREADS = 256
 _VECTOR = 8  # columns per lane: 16 bytes of 16-bit values
@@ -129,7 +128,8 @@ def _write(pointer: cute.Pointer, values: list[Float32], dtype: torch.dtype) -> 
         store_vec(pointer, pairs)
 
 
-_JOIN = _Join("join_states")
+launcher = _Join("join_states").launcher
+"""(configuration, chip) -> launcher, whose argument is a `JoinTensors`."""
 
 
 def can_join(more: torch.Tensor) -> bool:
@@ -137,8 +137,3 @@ def can_join(more: torch.Tensor) -> bool:
     head_dim_v = more.shape[-1]
     fits = head_dim_v % _VECTOR == 0 and head_dim_v <= 32 * _VECTOR
     return fits and more.dtype in (torch.float16, torch.bfloat16) and more.numel() > 0
-
-
-def launcher(cfg: JoinConfig, chip: Chip) -> jit.Launcher:
-    """Return the launcher; its argument is a `JoinTensors`."""
-    return _JOIN.launcher(cfg, chip)

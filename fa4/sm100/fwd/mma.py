@@ -28,17 +28,11 @@ from .work import Queue
 @cute.jit
 def mma(context: Sm100ForwardContext):
     if context.args.order.rank == LEADER:
-        issue(context)
-
-
-@cute.jit
-def issue(context: Sm100ForwardContext):
-    ends = context.ends("mma")
-    addresses = TmemAddresses(context)
-    if const_expr(context.cfg.s_stages == 1):
-        issue_ping_pong(context, ends, addresses)
-    else:
-        issue_ahead(context, ends, addresses)
+        ends, addresses = context.ends("mma"), TmemAddresses(context)
+        if const_expr(context.cfg.s_stages == 1):
+            issue_ping_pong(context, ends, addresses)
+        else:
+            issue_ahead(context, ends, addresses)
 
 
 @cute.jit

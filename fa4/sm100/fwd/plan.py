@@ -9,8 +9,8 @@ from ...core.order import even_l2_group
 from ...core.variant import Variant
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars
-from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
+from ...fwd.variant import padded_heads_of
 from ...pipeline.smem import SWIZZLE_ALIGN
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from ...fwd.rows import padded_heads_of
+from ...fwd.variant import padded_heads_of
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import BLOCKS, CACHE, FP8, FULL, LEFT, MANY, SCATTERED, VARLEN, TuningCase, head_dims
 from ...runtime.device import Chip

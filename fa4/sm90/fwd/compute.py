@@ -28,7 +28,7 @@ from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ...pipeline.tma import tma_panels
+from ...pipeline.tma import tma_start_store, wait_read
 from ..fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,
@@ -323,11 +323,7 @@ def store_out(context: Sm90ForwardContext, work: Work, consumer: ForwardConsumer
     """Start the TMA store of this warp's staged rows; TMA skips rows and columns outside the tensor."""
     cfg, tma = context.cfg, context.tma("o")
     out = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.varlen)
-    copies = tma_panels(tma, out, consumer.first_row(work) // ROWS_PER_WARP, consumer.out)
-    with cute.arch.elect_one():
-        for shared, glob in copies:
-            cute.copy(tma.atom, shared, glob)
-        cute.arch.cp_async_bulk_commit_group()
+    tma_start_store(tma, out, consumer.first_row(work) // ROWS_PER_WARP, consumer.out)
 
 
 @cute.jit
@@ -350,8 +346,7 @@ def out_to_global(context: Sm90ForwardContext, work: Work, consumer: ForwardCons
 
 def wait_stores_read() -> None:
     """Whole warp: wait until its bulk stores have read shared memory."""
-    with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    wait_read()
     cute.arch.sync_warp()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ...core.constant import Constant
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
@@ -28,10 +28,12 @@ class PingPong(Constant):
     consumer: Int32
     active: cutlass.Constexpr[bool]
 
-    def start(self) -> None:
+    @cute.jit
+    def start(self):
         """Let the first consumer go first."""
-        if self.active:
-            _arrive_first(self)
+        if const_expr(self.active):  # noqa: SIM102  one is decided at compile time
+            if self.consumer == self.consumers - 1:
+                cute.arch.barrier_arrive(barrier_id=FIRST_BARRIER, number_of_threads=2 * CONSUMER_THREADS)
 
     def wait(self) -> None:
         if self.active:
@@ -43,9 +45,3 @@ class PingPong(Constant):
             cute.arch.barrier_arrive(
                 barrier_id=FIRST_BARRIER + Int32(following), number_of_threads=2 * CONSUMER_THREADS
             )
-
-
-@cute.jit
-def _arrive_first(ping_pong: cutlass.Constexpr[PingPong]):
-    if ping_pong.consumer == ping_pong.consumers - 1:
-        cute.arch.barrier_arrive(barrier_id=FIRST_BARRIER, number_of_threads=2 * CONSUMER_THREADS)

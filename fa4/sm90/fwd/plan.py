@@ -8,8 +8,8 @@ from ...core.order import even_l2_groups
 from ...core.variant import Variant
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars
-from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
+from ...fwd.variant import padded_heads_of
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize

@@ -11,7 +11,7 @@ from cutlass import Boolean, Float32, Int32
 
 from ...core.constant import Constant
 from ...core.dropout import Dropout, apply_dropout
-from ...core.fragment_coords import FragmentCoords
+from ...core.fragment_coords import FragmentCoords, reduce_row
 from ...core.fragment_values import FragmentValues
 from ...core.mask_bits import apply_mask
 from ...core.score import apply_softcap
@@ -25,7 +25,6 @@ from ..fragment import (
     ROWS_PER_THREAD,
     columns_below,
     first_column,
-    reduce_row,
     row_in_warp,
     row_registers,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ...fwd.rows import padded_heads_of
+from ...fwd.variant import padded_heads_of
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import (
     BLOCKS,
