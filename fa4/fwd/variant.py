@@ -33,6 +33,7 @@ class KvLoad(enum.Enum):
     FETCH = "row by row, 8-bit numbers loaded into registers and converted there"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOptions(variant.Variant):
     """Kind of problem of a forward on any chip.
 
@@ -41,22 +42,9 @@ class ForwardOptions(variant.Variant):
     of key blocks.
     """
 
-    __slots__ = ()
-
-    if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
-
-        @property
-        def packed_heads(self) -> int: ...
-
-        @property
-        def split(self) -> bool: ...
-
-        @property
-        def fixed_parts(self) -> bool: ...
-
-        @property
-        def rows(self) -> int:
-            """Rows of a work tile."""
+    packed_heads: int = 1
+    split: bool = False
+    fixed_parts: bool = False
 
 
 Config = TypeVar("Config", bound=ForwardOptions)
@@ -70,14 +58,15 @@ class ForwardVariant(ForwardOptions):
     0: at every growth.
     """
 
-    packed_heads: int
     tile_n: int
     rescale_threshold: float
     smem_bytes: int
-    split: bool = False
-    fixed_parts: bool = False
 
     if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
+
+        @property
+        def rows(self) -> int:
+            """Rows of a work tile."""
 
         @property
         def persistent(self) -> bool:

@@ -15,9 +15,10 @@ from ..fwd.variant import ForwardOptions
 from .tiles import L2_GROUP_BYTES, LARGEST_L2_GROUP, BackwardTiles, ForwardTiles, padded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sm80Config(Variant):
-    """Configuration of the generated code; the fields are the compile key."""
+    """Configuration of the generated code; the fields are the compile key. Each direction has a field `tiles`."""
+
+    __slots__ = ()
 
     tiles: ForwardTiles | BackwardTiles
 
@@ -54,18 +55,12 @@ class Sm80Config(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm80ForwardConfig(Sm80Config, ForwardOptions):
-    """packed_heads: heads of a group packed into the rows of a tile, all or 1. split: split-KV, several CTAs share the
-    keys of a tile; out and lse are float32 with an axis of parts, and there is no sink. fixed_parts: parts have the
-    same number of key blocks in all tiles."""
+    """All heads of a group are packed into the rows of a tile, or none."""
 
     tiles: ForwardTiles
     ctas: ClassVar[int] = 1
     persistent: ClassVar[bool] = False
     snake: ClassVar[bool] = False
-
-    packed_heads: int = 1
-    split: bool = False
-    fixed_parts: bool = False
 
     @property
     def rows(self) -> int:

@@ -1,7 +1,9 @@
-"""Addresses of K and V rows in global memory, for kernels that load them without TMA.
+"""K and V rows in global memory, for page sizes that TMA cannot load: their addresses, and copies to panelled tiles.
 
-The rows of a sequence lie in pages of any size. The page numbers of a block are loaded while the
-block before it is read.
+The rows of a sequence lie in pages of any size. The page numbers of a block are loaded while the block before it is
+read. Eight threads copy 128 bytes of a row by `cp.async`, which writes shared memory through the generic proxy, unlike
+TMA: before the tensor core reads the tile, the producer waits for the copies and issues a proxy fence
+(`Channel.carries`).
 """
 
 from __future__ import annotations
@@ -14,8 +16,22 @@ from cutlass import Boolean, Int32
 
 from ...core.cache import Keys, page_at
 from ...core.constant import Constant
+from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
+from ...pipeline.smem import PANEL_ROW_BYTES
 from ..launch import ForwardContext
+from ..variant import ForwardVariant
 from .work import Work
+
+_CHUNK = 16  # bytes per thread and copy
+_LANES = PANEL_ROW_BYTES // _CHUNK  # lanes that copy the part of a row in one panel
+_ROWS = WARP // _LANES  # rows that a warp copies at a time
+
+
+def copied_rows(cfg: ForwardVariant) -> tuple[Int32, ...]:
+    """Rows of a key block that this thread of a warpgroup copies."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    count = cfg.tile_n // (WARPS_PER_WARPGROUP * _ROWS)
+    return tuple((warp * count + i) * _ROWS + cute.arch.lane_idx() // _LANES for i in range(count))
 
 
 @dataclass(frozen=True)
@@ -46,8 +62,31 @@ class KeyRows(Constant):
         coord = row % self.context.cfg.cache.page_size, 0, self.head, self.pages[i]
         return x.iterator + cute.crd2idx(coord, x.layout), exists
 
+    def copy(self, name: str, block: Int32, address: Int32) -> None:
+        """Start to copy the rows, those of `copied_rows`, of "k" or "v" for the block of the last `load_pages`; rows
+        and columns out of bounds become zeros."""
+        x, tile = getattr(self.context.args, name), getattr(self.context.cfg, f"{name}_tile")
+        lane = cute.arch.lane_idx() % _LANES
+        lane_columns = 8 * _CHUNK // tile.bits
+        for i, row in enumerate(self.tile_rows):
+            source, exists = self.source(x, block, i)
+            smem_address = address + row * PANEL_ROW_BYTES + (lane ^ (row % 8)) * _CHUNK
+            for panel in range(tile.panels):
+                column = panel * tile.panel_columns + lane * lane_columns
+                in_bounds = exists & (column < tile.columns)
+                first = cutlass.select_(in_bounds, Int32(column), Int32(0))
+                nbytes = cutlass.select_(in_bounds, Int32(_CHUNK), Int32(0))
+                _copy(source + Int32(first), smem_address + panel * tile.panel_bytes, Int32(nbytes))
+
     def _key(self, block: Int32, i: int) -> tuple[Int32, Boolean]:
         """(row of key `block * tile_n + tile_rows[i]`, clamped to a valid row of the sequence; True if the key
         exists)."""
         rows, key = self.keys.rows, block * self.context.cfg.tile_n + self.tile_rows[i]
         return rows.first + cutlass.max(cutlass.min(key, rows.count - 1), 0), key < rows.count
+
+
+def _copy(source: cute.Pointer, smem_address: Int32, nbytes: Int32) -> None:
+    """Start to copy `nbytes` bytes and fill up to 16 with zeros."""
+    cute.arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};", read_only_args=[smem_address, source.toint(), nbytes]
+    )

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 
-from ...fwd.device.gather import Gather
+from ...fwd.device.key_rows import KeyRows, copied_rows
 from ...pipeline.cursor import Cursor, produce
 from .config import Sm100ForwardContext
 from .work import Queue, key_block
@@ -33,7 +33,7 @@ def gather(context: Sm100ForwardContext):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            rows = Gather.of(context, work)
+            rows = KeyRows.of(context, work, copied_rows(cfg))
             rows.load_pages(key_block(context, work, 0))
             for i in cutlass.range(work.count, unroll=1):
                 block = key_block(context, work, i)

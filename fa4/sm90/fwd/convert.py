@@ -74,7 +74,7 @@ def convert_fetched(context: Sm90ForwardContext, to_k: Upconversion, to_v: Upcon
             keys, values = Fetch.of(context, "k", work, to_k), Fetch.of(context, "v", work, to_v)
             blocks = [block_iter.block(block_iter.ahead(start, i)) for i in range(3)]
             for fetch in (keys, values):
-                fetch.load_pages(blocks[0])
+                fetch.rows.load_pages(blocks[0])
                 fetch.prefetch(blocks[0], blocks[1])
             k = to_k.put(k, keys.vectors())
             keys.prefetch(blocks[1], blocks[2])

@@ -35,13 +35,9 @@ class Fetch(Constant):
         columns = getattr(context.cfg, f"{name}_tile").columns
         return Fetch(getattr(context.args, name), columns, upconversion, KeyRows.of(context, work, tile_rows), packed)
 
-    def load_pages(self, block: Int32) -> None:
-        """Look up the rows of a block; call before the first `prefetch`."""
-        self.rows.load_pages(block)
-
     def prefetch(self, block: Int32, following: Int32) -> None:
-        """Start to load the block that was looked up last, and look up the following block. Rows and columns outside
-        the data are replaced by valid ones."""
+        """Start to load the block of the last `rows.load_pages`, and look up the following block. Rows and columns
+        outside the data are replaced by valid ones."""
         sources = [self.rows.source(self.x, block, i)[0] for i in range(self.upconversion.groups)]
         for i, (group, panel) in enumerate(self.upconversion.shares):
             column = panel * COLUMNS + self.upconversion.column()
@@ -49,7 +45,7 @@ class Fetch(Constant):
                 column = cutlass.min(column, self.columns - 4 * _VEC)
             for j, pack_i in enumerate(load_vec(sources[group] + column, _VEC)):
                 self.packed[_VEC * i + j] = pack_i
-        self.load_pages(following)
+        self.rows.load_pages(following)
 
     def vectors(self) -> list[list[Int32]]:
         """Return the prefetched registers, one list per share."""

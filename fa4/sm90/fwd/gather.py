@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 
-from ...fwd.device.gather import Gather
+from ...fwd.device.key_rows import KeyRows, copied_rows
 from ...pipeline.cursor import produce
 from .config import Sm90ForwardContext
 from .work import Queue
@@ -35,7 +35,7 @@ def gather(context: Sm90ForwardContext):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            rows, block_iter = Gather.of(context, work), work.block_iter
+            rows, block_iter = KeyRows.of(context, work, copied_rows(cfg)), work.block_iter
             start = block_iter.start()
             rows.load_pages(block_iter.block(start))
             for i in cutlass.range(work.count, unroll=1):
