@@ -1,20 +1,48 @@
 """A kernel's tables as Markdown for the pages in docs/: roles, channels, memory, and a flow chart.
 
-python -m fa4.sm100.fwd        # the Blackwell forward; likewise sm100.bwd, sm90.fwd and sm90.bwd
+python -m fa4.pipeline.picture sm100.fwd        # the Blackwell forward; likewise sm100.bwd, sm90.fwd and sm90.bwd
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 
+import torch
+
+from ..runtime.device import chip_by_number
+from ..runtime.spec import AttentionSpec, ProblemSize
 from .channels import ONCE, Channel, ChannelTable, ClusterSharing, Implied
 from .kernel import Config, RoleKernel
 from .roles import WARP, RoleTable
 from .smem import SmemMap
 
+PAGES = {  # kernel: (head_dim, is causal, roles that write results) of each configuration on its page
+    "sm100.fwd": ((128, True, ("epilogue",)),),
+    "sm100.bwd": ((128, False, ("compute", "reduce")),),
+    "sm90.fwd": ((128, True, ("compute",)),),
+    "sm90.bwd": ((128, True, ("compute", "reduce")), (256, True, ("dV", "dK"))),
+}
+BETWEEN = "\n\n### The wide kernel\n\nFor bf16, d = 256, causal: CTA pairs and a deterministic order.\n\n"
+
+
+def tables(name: str) -> str:
+    """Return the text between the marks in the page of a kernel: bf16, 16 heads, 4k tokens."""
+    backend, direction = name.split(".")
+    module = importlib.import_module(f"fa4.{name}.kernel")
+    directions, pages = importlib.import_module(f"fa4.{backend}.plan").Plan.directions, []
+    for head_dim, is_causal, output_roles in PAGES[name]:
+        window_right = 0 if is_causal else None
+        spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, 16, 16, head_dim**-0.5, window_right=window_right)
+        made = directions[direction == "bwd"](spec, ProblemSize(4, 4096, 4096), chip_by_number(int(backend[2:])))
+        cfg = made.config(has_dlse=False) if direction == "bwd" else made.cfg
+        memories = [module.tmem_map(cfg).table()] if hasattr(module, "tmem_map") else []
+        pages.append(page(made.kernel, cfg, output_roles, *memories))
+    return BETWEEN.join(pages)
+
 
 def page(kernel: RoleKernel[Config], cfg: Config, output_roles: tuple[str, ...], *memories: str) -> str:
-    """Return the text between the marks of a kernel's page. output_roles: roles that write results. memories: tables of
+    """Return the tables of a configuration. output_roles: roles that write results. memories: tables of
     other memories than shared memory."""
     table = kernel.channels(cfg)
     parts = roles_table(table.roles), diagram(table, output_roles), channels_table(table), *memories
@@ -89,3 +117,7 @@ def _label(channel: Channel, consumer: str, table: ChannelTable) -> str:
 
 def _payload(channel: Channel) -> str:
     return channel.name.rpartition("_")[2]
+
+
+if __name__ == "__main__":
+    print(tables(sys.argv[1]))
