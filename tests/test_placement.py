@@ -7,7 +7,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from fa4.runtime.device import chip_by_number
 from fa4.sm80.config import Fragments
 from fa4.sm80.tiles import backward_tiles, padded
-from fa4.sm100.bwd.placement import Chunks, Columns
+from fa4.sm100.bwd.config import Chunks, Columns
 
 FRAGMENTS = sorted(
     {

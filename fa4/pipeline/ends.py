@@ -53,18 +53,8 @@ class End(Constant):
 
     def __init__(self, channel: Channel, role: str, full: cute.Pointer, signals: Signals):
         self.channel, self.role, self._full, self._signals = channel, role, full, signals
-
-    @property
-    def produces(self) -> bool:
-        return self.role in self.channel.producing_roles
-
-    @property
-    def consumes(self) -> bool:
-        return self.role in self.channel.consuming_roles
-
-    @property
-    def releases(self) -> bool:
-        return self.role in self.channel.releasing_roles
+        self.produces, self.consumes = role in channel.producing_roles, role in channel.consuming_roles
+        self.releases = role in channel.releasing_roles
 
     def full(self, stage: Stage) -> cute.Pointer:
         return self._full + stage

@@ -10,13 +10,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 
-# Coefficients by degree, constant term first: the minimax polynomial (relative error) on [0, 1] with value 1 at 0. The
-# errors in fp32 are 8.57e-5 and 1.45e-7. Degree 3 is below half an ulp of bfloat16, which is enough for P. The row sum
-# and the log-sum-exp need degree 5, which is as exact as the special-function unit.
-COEFFICIENTS = {
-    3: (1.0, 0.6951167583465576, 0.22764499485492706, 0.07706703990697861),
-    5: (1.0, 0.6931512951850891, 0.24016444385051727, 0.05579991266131401, 0.009017030708491802, 0.0018671300495043397),
-}
+# Coefficients, constant term first: the minimax polynomial (relative error) on [0, 1] with value 1 at 0. The error in
+# fp32 is 1.45e-7, as exact as the special-function unit. With degree 3 it would be 8.57e-5: below half an ulp of
+# bfloat16, which is enough for P, but not for the row sum and the log-sum-exp.
+COEFFICIENTS = (
+    1.0, 0.6931512951850891, 0.24016444385051727, 0.05579991266131401, 0.009017030708491802, 0.0018671300495043397,
+)  # fmt: skip
 SMALLEST = -127.0  # the smallest exponent that the shift can form; 2^-127 becomes 0 when P is rounded to 16 bits
 _FLOOR = 12582912.0  # 1.5 * 2^23: adding it leaves the integer part in the low mantissa bits
 
@@ -26,13 +25,13 @@ def exp2_mufu(x: Float32) -> Float32:
     return cute.math.exp2(x, fastmath=True)
 
 
-def exp2_polynomial(x: Float32, y: Float32, degree: int = 5) -> tuple[Float32, Float32]:
+def exp2_polynomial(x: Float32, y: Float32) -> tuple[Float32, Float32]:
     """(2^x, 2^y) on the FMA units, for x, y <= 127; values below -127 are clamped to -127."""
     xy = (cute.arch.fmax(x, Float32(SMALLEST)), cute.arch.fmax(y, Float32(SMALLEST)))
     biased = cute.arch.add_packed_f32x2(xy, (Float32(_FLOOR),) * 2, rnd="rm")
     floor = cute.arch.add_packed_f32x2(biased, (Float32(-_FLOOR),) * 2)
     fraction = cute.arch.sub_packed_f32x2(xy, floor)
-    *rest, last = COEFFICIENTS[degree]
+    *rest, last = COEFFICIENTS
     power = (Float32(last),) * 2
     for coefficient in reversed(rest):
         power = cute.arch.fma_packed_f32x2(power, fraction, (Float32(coefficient),) * 2)

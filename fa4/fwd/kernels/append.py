@@ -10,7 +10,7 @@ range.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -147,33 +147,26 @@ class _Append(Program[AppendConfig]):
             copy(v, to_v, lane, cfg.kv_8bit_dtype, v_descale)
 
     def fake_args(self, cfg: AppendConfig) -> tuple:
-        dtype = jit.dsl_dtype(cfg.dtype)
+        dtype, has_rotary = jit.dsl_dtype(cfg.dtype), cfg.rotary is not None
+        cache_dtype, cache_align = (Uint8, 1) if cfg.has_8bit_kv else (dtype, 2)
+        rotary_dtype = jit.dsl_dtype(cfg.rotary) if has_rotary else None
 
-        def matrices(varlen: bool) -> cute.Tensor:
-            return jit.fake_tensor(dtype, 3 if varlen else 4, align=2)
-
-        def cache() -> cute.Tensor:
-            return jit.fake_tensor(Uint8, 4, align=1) if cfg.has_8bit_kv else matrices(False)
-
-        def descale() -> cute.Tensor | None:
-            return jit.fake_tensor(Float32, 2, align=4) if cfg.has_8bit_kv else None
+        def fake(kind: Any, rank: int, align: int = 2, exists: bool = True) -> cute.Tensor | None:
+            return jit.fake_tensor(kind, rank, align=align) if exists else None
 
         def fake_ints(exists: bool, rank: int = 1) -> cute.Tensor | None:
-            return jit.fake_tensor(Int32, rank, align=4) if exists else None
+            return fake(Int32, rank, 4, exists)
 
-        has_rotary = cfg.rotary is not None
-
-        def query() -> cute.Tensor | None:
-            return matrices(cfg.varlen_q) if has_rotary else None
-
-        def angles() -> cute.Tensor | None:
-            return jit.fake_tensor(jit.dsl_dtype(cfg.rotary), 2, align=2) if has_rotary else None
-
+        q, rotated = (fake(dtype, 3 if cfg.varlen_q else 4, exists=has_rotary) for _ in range(2))
+        k, v = (fake(dtype, 3 if cfg.varlen_k else 4) for _ in range(2))
+        k_cache, v_cache = (fake(cache_dtype, 4, cache_align) for _ in range(2))
+        cos, sin = (fake(rotary_dtype, 2, exists=has_rotary) for _ in range(2))
+        k_descale, v_descale = (fake(Float32, 2, 4, cfg.has_8bit_kv) for _ in range(2))
         tensors = AppendTensors(
-            query(), query(), matrices(cfg.varlen_k), matrices(cfg.varlen_k), cache(), cache(), fake_ints(True),
-            fake_ints(True), fake_ints(has_rotary and cfg.varlen_q), fake_ints(cfg.varlen_k), angles(), angles(),
+            q, rotated, k, v, k_cache, v_cache, fake_ints(True), fake_ints(True),
+            fake_ints(has_rotary and cfg.varlen_q), fake_ints(cfg.varlen_k), cos, sin,
             fake_ints(cfg.has_rotary_seqlens), fake_ints(cfg.page_size is not None, 2), fake_ints(cfg.has_batch_idx),
-            descale(), descale(),
+            k_descale, v_descale,
         )  # fmt: skip
         return (tensors,)
 

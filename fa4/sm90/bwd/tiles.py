@@ -14,10 +14,10 @@ from ...runtime.spec import AttentionSpec, ProblemSize
 class BackwardTiles:
     """Row of tuned values. tile_m: query rows per step. q_stages, stages, ds_stages: tiles of Q, of dO and of dS (and
     of P, if P passes through shared memory). tile_n: keys per CTA; 64 selects the `wide` kernel. ctas: 2 for a CTA pair
-    that shares the dQ of a `wide` step. multicast: CTAs of a pair that load Q and dO together. first_writer: without an
-    order, the first writer stores dQ, so its sum needs no clearing. ordered: add in order even if determinism is not
-    requested; then the first CTA in the order stores. pairs_per_group: (head, sequence) pairs in an L2 group, for
-    ordered ascending key blocks; None: see `Sm90BackwardSteps.l2_group_that_follows`."""
+    that shares the dQ of a `wide` step and loads Q and dO together, by multicast. first_writer: without an order, the
+    first writer stores dQ, so its sum needs no clearing. ordered: add in order even if determinism is not requested;
+    then the first CTA in the order stores. pairs_per_group: (head, sequence) pairs in an L2 group, for ordered
+    ascending key blocks; None: see `Sm90BackwardSteps.l2_group_that_follows`."""
 
     tile_m: int
     q_stages: int = 2
@@ -25,7 +25,6 @@ class BackwardTiles:
     ds_stages: int = 2
     tile_n: int = 128
     ctas: int = 1
-    multicast: int = 1
     first_writer: bool = False
     ordered: bool = False
     pairs_per_group: int | None = None
@@ -66,7 +65,7 @@ SOFTCAP = Condition("softcap", lambda case: case.spec.softcap > 0)
 SCORE_MOD = Condition("score_mod", lambda case: case.spec.mods is not None and case.spec.mods.score is not None)
 GROUPED = Condition("grouped heads", lambda case: case.spec.group > 1)
 FIVE_PANELS = _both_panels(5) & ~DROPOUT  # dropout bits spill registers with 128 keys
-_D256 = BackwardTiles(64, stages=1, tile_n=64, ctas=2, multicast=2)
+_D256 = BackwardTiles(64, stages=1, tile_n=64, ctas=2)
 # Evidence: TFLOP/s on an H100 with 16k tokens; in brackets, of other rows ("cleared": without first_writer).
 TILES = (
     Rule("d64_blocks", head_dims(64) & BLOCKS, BackwardTiles(128), "first_writer is not measured with lists of blocks"),

@@ -25,12 +25,11 @@ class Sm90WideConfig(Sm90BackwardSteps):
     """A step has 64 queries; a consumer computes dQ of all of them, for its column panels."""
 
     ctas: int = 1
-    multicast: int = 1
     cta_tile_n: ClassVar[int] = ROWS
     weight_exponent: ClassVar[int] = WEIGHT_EXPONENT
 
     def sharers(self, name: str) -> int:
-        return self.multicast if name in ("q", "do") else 1
+        return self.ctas if name in ("q", "do") else 1
 
     def cta_share(self, tma: TmaTile, block: Int32, rank: Int32, rows: Rows) -> Int32:
         """Return the tile that a CTA loads: with multicast, a share of the rows. In a pair it may be empty."""

@@ -41,7 +41,7 @@ IN_ORDER = RoleTable(
 def channels(cfg: Sm90WideConfig) -> ChannelTable:
     """Channels, named <producer>_<consumer>_<payload>; "compute" is both consumers."""
     both, memory = ("dV", "dK"), Carries.ASYNC_SMEM
-    sharing = ClusterSharing.MULTICAST if cfg.multicast > 1 else ClusterSharing.NOTHING
+    sharing = ClusterSharing.MULTICAST if cfg.ctas > 1 else ClusterSharing.NOTHING
     pair_channels: tuple[Channel, ...] = ()
     ds_freed: By | Implied = By.WGMMA
     if cfg.ctas == 2:
@@ -64,8 +64,8 @@ def channels(cfg: Sm90WideConfig) -> ChannelTable:
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
             Channel("load_compute_V", "load", "dK", By.TMA, ONCE, 1, memory),
-            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory, cfg.multicast, sharing),
-            Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory, cfg.multicast, sharing),
+            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory, cfg.ctas, sharing),
+            Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory, cfg.ctas, sharing),
             Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM),
             Channel("dK_compute_dS", "dK", both, By.WARP, ds_freed, cfg.ds_stages, memory),
             *pair_channels,
