@@ -14,8 +14,8 @@ import cutlass.cute as cute
 from ..bwd.program import BackwardArguments, BackwardProgram
 from ..core.order import sparse_block_order, tile_order
 from ..core.sequence import extent
-from .arguments import Sm80BackwardArguments
 from .backward_tile import kernel
+from .backward_work import Sm80BackwardArguments
 from .config import Sm80BackwardConfig
 
 

@@ -21,8 +21,7 @@ from ..core.constant import Constant
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
 from ..core.mask import range_blocks, sparse_blocks
 from ..core.scoring import Scoring
-from .arguments import Sm80BackwardArguments
-from .backward_work import SharedMemory, Sm80BackwardWork
+from .backward_work import SharedMemory, Sm80BackwardArguments, Sm80BackwardWork
 from .config import Sm80BackwardConfig
 from .dropout import dropout_factors, share_keep_bits
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling

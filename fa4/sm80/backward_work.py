@@ -1,6 +1,8 @@
-"""Work and shared memory of a CTA of the portable backward."""
+"""Arguments of the portable backward, and the work and shared memory of a CTA."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -10,12 +12,37 @@ from ..bwd.device.captured_grads import CapturedGrads
 from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks
+from ..core.order import Order, PackedOrder
 from ..core.rows import first_row_block
-from ..core.sequence import extent, sequence_matrix
-from ..core.traced import bind
-from .arguments import Sm80BackwardArguments
+from ..core.sequence import Lengths, extent, sequence_matrix
+from ..core.traced import ModTensors, bind
 from .config import Sm80BackwardConfig
 from .tensor_core import smem_layout
+
+
+@dataclass(frozen=True)
+class Sm80BackwardArguments:
+    """Run-time arguments of the main kernel. Matrices have the modes of `core.sequence.as_matrices`, q and dout with
+    packed heads. Workspaces have the modes of `bwd.blocks.RowTensors`."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    dout: cute.Tensor
+    dk: cute.Tensor
+    dv: cute.Tensor
+    statistics: cute.Tensor
+    dq_sum: cute.Tensor
+    semaphores: cute.Tensor | None
+    ranks: cute.Tensor | None
+    lengths: Lengths
+    order: Order | PackedOrder
+    left: Int32 | None
+    right: Int32 | None
+    scale_over_cap: Float32 | None  # softmax_scale / softcap
+    softmax_scale: Float32
+    scale_log2: Float32  # scale of the output of the softcap, in log2 units
+    mods: ModTensors | None
 
 
 class Sm80BackwardWork(Constant):

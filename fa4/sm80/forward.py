@@ -15,9 +15,8 @@ from cutlass import Float32, Int32
 from ..core.order import sparse_block_order, tile_order
 from ..core.sequence import extent
 from ..fwd.program import ForwardArguments, ForwardProgram
-from .arguments import Sm80ForwardArguments
 from .config import Sm80ForwardConfig
-from .forward_tile import kernel
+from .forward_tile import Sm80ForwardArguments, kernel
 
 
 class Scalars(NamedTuple):

@@ -7,22 +7,23 @@ after cp.async.wait_group and a barrier.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.memory import SmemAllocator
 
-from ..core.cache import Keys, Paged, Strided
+from ..core.cache import CacheTensors, Keys, Paged, Strided
 from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
 from ..core.mask import Band, BlockIterator, ReverseRange, SparseBlocks, range_blocks, sparse_blocks
-from ..core.order import Tile
+from ..core.order import Order, PackedOrder, Tile
 from ..core.score import apply_softcap
-from ..core.sequence import extent, sequence_matrix
-from ..core.traced import bind
+from ..core.sequence import Lengths, extent, sequence_matrix
+from ..core.traced import ModTensors, bind
 from ..fwd.device.scales import nonzero_descale
-from .arguments import Sm80ForwardArguments
 from .config import Sm80ForwardConfig
 from .converting import ConvertingCopy
 from .dropout import drop
@@ -39,6 +40,29 @@ from .tensor_core import (
     tiled_mma,
     transposed,
 )
+
+
+@dataclass(frozen=True)
+class Sm80ForwardArguments:
+    """Run-time arguments of the kernel. Matrices have the modes of `core.sequence.as_matrices`; q, out and lse have
+    packed heads; with split-KV, out and lse have a last mode of parts."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    out: cute.Tensor
+    lse: cute.Tensor
+    sink: cute.Tensor | None
+    lengths: Lengths
+    order: Order | PackedOrder
+    splits: Int32
+    part_blocks: Int32 | None
+    left: Int32 | None
+    right: Int32 | None
+    scale_over_cap: Float32 | None  # softmax_scale / softcap
+    scale: Float32  # factor from scores (or the output of the softcap) to logits
+    mods: ModTensors | None
+    cache: CacheTensors | None
 
 
 class Sm80ForwardWork(Constant):
