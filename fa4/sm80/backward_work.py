@@ -68,14 +68,14 @@ class Sm80BackwardWork(Constant):
         if cfg.mods is not None:
             grads = args.mods.captured
             self.captured = CapturedGrads.of(grads, cfg, sequence, rows_k, extent(args.k), self.n_block)
-        self.rows_q = rows_q.count * cfg.group
         self.block_iter: BlockIterator
         if cfg.has_blocks:
             block_q, block_k = cfg.mods.block
             column, ratio = self.n_block // (block_k // cfg.cta_tile_n), block_q * cfg.group // cfg.tile_m
+            rows = rows_q.count * cfg.group
             exists = self.n_block * cfg.cta_tile_n < rows_k.count if cfg.lengths_vary else None
             self.block_iter = SparseBlocks.of(
-                args.mods.blocks, sequence, self.head, column, ratio, self.rows_q, cfg.tile_m, exists
+                args.mods.blocks, sequence, self.head, column, ratio, rows, cfg.tile_m, exists
             )
         else:
             first, stop = self.mask.query_blocks(self.n_block)
@@ -83,6 +83,7 @@ class Sm80BackwardWork(Constant):
             self.block_iter = ReverseRange(Blocks(first, first, stop, stop))
         self.thread = cute.arch.thread_idx()[0]
         self.row_block = first_row_block(sequence, rows_q, extent(args.q), cfg.tile_m, cfg.group, cfg.varlen)
+        self.rows_q = rows_q.count * cfg.group
         self.rows_left = rows_k.count - self.n_block * cfg.cta_tile_n
 
 

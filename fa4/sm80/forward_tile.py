@@ -19,7 +19,7 @@ from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
 from ..core.mask import Band, BlockIterator, ReverseRange, SparseBlocks, range_blocks, sparse_blocks
-from ..core.order import Order, PackedOrder, Tile
+from ..core.order import Order, PackedOrder
 from ..core.score import apply_softcap
 from ..core.sequence import Lengths, extent, sequence_matrix
 from ..core.traced import ModTensors, bind
@@ -67,19 +67,20 @@ class Sm80ForwardArguments:
 
 class Sm80ForwardWork(Constant):
     """Work of a CTA: a tile of query rows of one sequence and head. q, out: (packed rows, dim). lse: (packed rows, 1).
-    keys: where the rows of the keys are; k, v: those of one head. rows: packed query rows of the sequence and head."""
+    keys: where the rows of the keys are; k, v: those of one head."""
 
-    def __init__(self, args: Sm80ForwardArguments, cfg: Sm80ForwardConfig, tile: Tile, part: Int32) -> None:
-        self.args, self.cfg, (self.m_block, self.head, self.sequence) = args, cfg, tile
-        out, lse = args.out, args.lse
+    def __init__(self, args: Sm80ForwardArguments, cfg: Sm80ForwardConfig, index: Int32, part: Int32) -> None:
+        self.args, self.cfg, out, lse = args, cfg, args.out, args.lse
         if cfg.split:
             out, lse = (x[(*[None] * (len(x.shape) - 1), part)] for x in (out, lse))
+        self.m_block, self.head, self.sequence = args.order.at(index)
+        self.head_kv = self.head * cfg.packed_heads // cfg.group
         rows_q = args.lengths.queries(self.sequence, extent(args.q))
         self.keys = Keys.of(args.lengths, args.cache, args.k, self.sequence, cfg)
         self.q, self.out, self.lse = (
             sequence_matrix(x, self.head, self.sequence, rows_q, cfg.varlen) for x in (args.q, out, lse)
         )
-        self.lengths, self.rows = (rows_q.count, self.keys.count), rows_q.count * cfg.packed_heads
+        self.lengths = rows_q.count, self.keys.count
         self.mask = Band(cfg.rows, cfg.tile_n, *self.lengths, args.left, args.right, cfg.packed_heads)
 
     def bind(self, part: Int32) -> None:
@@ -98,22 +99,26 @@ class Sm80ForwardWork(Constant):
         else:
             blocks = self.mask.key_blocks(self.m_block)
             self.block_iter = ReverseRange(blocks.part(part, args.splits, args.part_blocks) if cfg.split else blocks)
-        head_kv = self.head * packed // cfg.group
         self.scale_over_cap, self.v_descale = args.scale_over_cap, None  # v_descale: factor of O at the end
         self.raw_scale = args.scale  # of raw scores, or of the result of the softcap
         if cfg.has_8bit_kv:
-            k_descale = nonzero_descale(args.cache.k_descale[sequence, head_kv])
-            self.v_descale = args.cache.v_descale[sequence, head_kv]
+            k_descale = nonzero_descale(args.cache.k_descale[sequence, self.head_kv])
+            self.v_descale = args.cache.v_descale[sequence, self.head_kv]
             if cfg.has_softcap:
                 self.scale_over_cap = self.scale_over_cap * k_descale
             else:
                 self.raw_scale = self.raw_scale * k_descale
         self.thread = cute.arch.thread_idx()[0]
-        self.k, self.v = self.keys.of_head(args.k, head_kv), self.keys.of_head(args.v, head_kv)
+        self.k, self.v = self.keys.of_head(args.k, self.head_kv), self.keys.of_head(args.v, self.head_kv)
 
     @property
     def first_row(self) -> Int32:
         return self.m_block * self.cfg.rows
+
+    @property
+    def rows(self) -> Int32:
+        """Packed query rows of the sequence and head."""
+        return self.lengths[0] * self.cfg.packed_heads
 
     @property
     def scale(self) -> Float32:
@@ -148,7 +153,7 @@ def kernel(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80ForwardConfig]
     index, part = cute.arch.block_idx()[0], Int32(0)
     if const_expr(cfg.split):
         index, part = index // args.splits, index % args.splits
-    work = Sm80ForwardWork(args, cfg, args.order.at(index), part)
+    work = Sm80ForwardWork(args, cfg, index, part)
     if work.first_row < work.rows:
         work.bind(part)
         process_tile(work)
