@@ -46,7 +46,7 @@ def picky_first(monkeypatch):
 
 
 def test_a_refusal_lists_every_reason():
-    reasons = PICKY.refusals(spec(head_dim=132, dtype=torch.float16, softcap=3.0, sink=True), MANY, CPU)
+    reasons = PICKY.refusals(spec(head_dim=132, dtype=torch.float16, softcap=3.0, sink=True), CPU)
     text = "; ".join(reasons)
     for part in (
         "needs sm_100 (this is cpu)",
@@ -60,15 +60,15 @@ def test_a_refusal_lists_every_reason():
 
 
 def test_auto_takes_the_first_that_fits(picky_first):
-    assert dispatch.select(spec(), MANY, CPU).name == "torch"
+    assert dispatch.select(spec(), CPU).name == "torch"
 
 
 def test_a_named_backend_obeys_or_raises(picky_first):
-    assert dispatch.select(spec(), MANY, CPU, "torch").name == "torch"
+    assert dispatch.select(spec(), CPU, "torch").name == "torch"
     with pytest.raises(NoBackend, match="picky needs sm_100"):
-        dispatch.select(spec(), MANY, CPU, "picky")
+        dispatch.select(spec(), CPU, "picky")
     with pytest.raises(ValueError, match="backend is 'nope'"):
-        dispatch.select(spec(), MANY, CPU, "nope")
+        dispatch.select(spec(), CPU, "nope")
 
 
 def test_explain_tells_why_the_preferred_one_was_not_taken(picky_first):
@@ -81,7 +81,7 @@ def test_head_dims_take_multiples_and_named_pairs():
     assert PICKY.head_dims.takes(64, 128) and PICKY.head_dims.takes(192, 128)
     assert not PICKY.head_dims.takes(192, 192) and not PICKY.head_dims.takes(36, 36)
     for dims in ((36, 64), (64, 36)):  # either alone is refused
-        reasons = PICKY.refusals(spec(head_dim=dims[0], head_dim_v=dims[1]), MANY, CPU)
+        reasons = PICKY.refusals(spec(head_dim=dims[0], head_dim_v=dims[1]), CPU)
         assert any(str(dims) in reason for reason in reasons), reasons
 
 
@@ -173,21 +173,21 @@ def test_hopper_trains_wide_heads_in_order_but_not_with_functions():
         for deterministic in (False, True):
             for mods, chosen in functions:
                 asked = replace(problem, deterministic=deterministic, mods=mods)
-                assert dispatch.select(asked, MANY, chip).name == chosen
+                assert dispatch.select(asked, chip).name == chosen
 
 
 def test_blackwell_takes_wide_heads_without_gradients():
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
     problem, chip = spec(head_dim=256, heads_q=8, heads_kv=2), chip_by_number(100)
-    for rows, trains, chosen in ((1, False, "sm100"), (4096, False, "sm100"), (1, True, "sm80")):
-        asked, extent = replace(problem, needs_backward=trains), ProblemSize(1, rows, 4096)
-        assert dispatch.select(asked, extent, chip).name == chosen
+    for trains, chosen in ((False, "sm100"), (True, "sm80")):
+        asked = replace(problem, needs_backward=trains)
+        assert dispatch.select(asked, chip).name == chosen
         if chosen == "sm80":
             with pytest.raises(NoBackend, match="lacks backward"):
-                dispatch.select(asked, extent, chip, "sm100")
+                dispatch.select(asked, chip, "sm100")
     narrow = spec(head_dim=128, heads_q=8, heads_kv=2)
     for number, chosen in ((80, "sm80"), (90, "sm90"), (100, "sm100"), (103, "sm100"), (120, "sm80")):
-        assert dispatch.select(narrow, ProblemSize(1, 1, 4096), chip_by_number(number)).name == chosen
+        assert dispatch.select(narrow, chip_by_number(number)).name == chosen
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_gradients_of_captured_tensors_that_kernels_lack():
             asked = replace(spec(), mods=mods, needs_backward=True, **options)
             missing = lacks.get(name, "nothing")
             is_lacking = missing == (in_order if asked.deterministic else of_packed if asked.varlen else None)
-            told = "; ".join(backend.refusals(asked, MANY, chip_by_number(80)))
+            told = "; ".join(backend.refusals(asked, chip_by_number(80)))
             assert (missing in told) == is_lacking, (name, options)
             assert is_lacking or "captured" not in told, (name, options)
 
@@ -310,7 +310,7 @@ def test_the_backend_of_each_chip(number, dtype):
     problem = spec(dtype=dtype, head_dim=128, seqlen_q=4096, seqlen_k=4096)
     for emulated in (False, True):
         chip = chip_by_number(number, emulated=emulated)
-        chosen = dispatch.select(problem, ProblemSize(4, 4096, 4096), chip).name
+        chosen = dispatch.select(problem, chip).name
         assert chosen == ("torch" if dtype == torch.float32 else CHOSEN[number])
 
 
@@ -323,7 +323,7 @@ def test_an_unknown_chip_gets_the_portable_target_of_its_major_version(number, t
     """Code for X.0 runs on X.z; an "a" target would not, and a newer minor version's would not either."""
     chip = chip_by_number(number)
     assert chip.target == target and chip.compiles
-    assert dispatch.select(spec(), MANY, chip).name == "sm80"
+    assert dispatch.select(spec(), chip).name == "sm80"
     family = [facts for facts in CHIPS.values() if facts.number // 10 == number // 10]
     assert chip.smem_per_block <= min(facts.smem_per_block for facts in family if facts.number < number)
     smallest = {8: 86, 10: 100, 12: 121}[number // 10]
@@ -395,14 +395,14 @@ def test_the_tiled_path_on_an_accelerator_is_told_once(monkeypatch):
     monkeypatch.setattr(dispatch, "_warned", False)
     gpu = Chip("cuda", 75, name="T4")
     with pytest.warns(UserWarning, match=r"plain torch.*: sm100 needs.*sm80 needs.*pass backend='torch'"):
-        dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "auto")
+        dispatch.warn_of_tiled_torch(spec(), gpu, "auto")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "auto")
+        dispatch.warn_of_tiled_torch(spec(), gpu, "auto")
         monkeypatch.setattr(dispatch, "_warned", False)
-        dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "torch")
-        dispatch.warn_of_tiled_torch(spec(), MANY, CPU, "auto")
-        dispatch.warn_of_tiled_torch(spec(), MANY, chip_by_number(80), "auto")
+        dispatch.warn_of_tiled_torch(spec(), gpu, "torch")
+        dispatch.warn_of_tiled_torch(spec(), CPU, "auto")
+        dispatch.warn_of_tiled_torch(spec(), chip_by_number(80), "auto")
 
 
 def test_another_package_called_cutlass_is_not_the_dsl(monkeypatch, tmp_path):

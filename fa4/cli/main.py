@@ -21,7 +21,7 @@ from .. import __version__
 from ..runtime import dispatch
 from ..runtime.device import Chip, chip_by_number, chip_of
 from ..runtime.env import VARIABLES
-from ..runtime.spec import AttentionInputs, AttentionSpec, Feature, Flags, ProblemSize
+from ..runtime.spec import AttentionInputs, AttentionSpec, Feature, Flags
 from .options import DTYPES, POSITIVE, ChipNumber, problem_from_options, problem_options
 
 console = Console(highlight=False, soft_wrap=True)
@@ -79,9 +79,8 @@ def environment() -> dict:
     """Return what determines the kernels that run here, as plain data."""
     chip = chip_of(_default_device())
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0, needs_backward=True)
-    extent = ProblemSize(1, 4096, 4096)
     # Of a backend with several rows, the first one counts.
-    backends = {row.name: row.refusals(spec, extent, chip) for row in reversed(dispatch.BACKENDS)}
+    backends = {row.name: row.refusals(spec, chip) for row in reversed(dispatch.BACKENDS)}
     distributions = ("torch", "numpy", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "flash-attn-4")
     return {
         "fa4": __version__,

@@ -142,7 +142,7 @@ def _check_backend(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: 
             x.new_empty((*x.shape[: q.ndim - 3], ranks * x.shape[-3], *x.shape[-2:]), device="meta") for x in (k, v)
         )
         inputs = call.inputs(q, k_part, v_part, sink)
-        dispatch.select(AttentionSpec.of(inputs, call.flags), inputs.extent, chip_of(q.device), call.flags.backend)
+        dispatch.select(AttentionSpec.of(inputs, call.flags), chip_of(q.device), call.flags.backend)
 
 
 def _common_arguments(

@@ -72,7 +72,7 @@ def emulate_command(
             with emulate(chip, **given) as gpu:
                 asked = dataclasses.replace(problem.spec, needs_backward=direction == "bwd")
                 here = chip_by_number(gpu.chip_number, emulated=True)
-                chosen = select(asked, problem.inputs.extent, here, backend).name
+                chosen = select(asked, here, backend).name
                 if direction == "fwd":
                     judgements = cases.judge_forward(problem, *problem.call(backend=backend))
                 else:

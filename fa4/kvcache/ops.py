@@ -25,7 +25,7 @@ NO_MODS = Mods.without_functions()
 def route(inputs: AttentionInputs, cache: Cache | None, mods: Mods | None, flags: Flags) -> tuple[AttentionSpec, Plan]:
     """Return the spec and its plan."""
     chip, spec = chip_of(inputs.q.device), AttentionSpec.of(inputs, flags, mods, cache)
-    dispatch.warn_of_tiled_torch(spec, inputs.extent, chip, flags.backend)
+    dispatch.warn_of_tiled_torch(spec, chip, flags.backend)
     return spec, dispatch.plan(spec, inputs.extent, chip, flags.backend)
 
 

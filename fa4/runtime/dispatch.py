@@ -1,4 +1,4 @@
-"""Dispatch table: backend x chips x features x sizes. The first row that fits serves a call; else the error lists why.
+"""Dispatch table: backend x chips x features. The first row that fits serves a call; else the error lists why.
 
 `explain`, the refusals and the README's support table all read `BACKENDS`; a new backend is a new row.
 """
@@ -9,13 +9,13 @@ import functools
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 
+from ..mods.ir.record import ModSpec
 from . import recording
 from .device import Chip
 from .plan import Plan
@@ -50,15 +50,15 @@ class HeadDims:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Unsupported part of a feature that a row has: a text, and a test that returns the parts a spec needs. of: the
+    """Unsupported part of a feature that a row has: a text, and a test that yields the parts a spec needs. of: the
     features; the text applies to rows that have one of them."""
 
     text: str
     of: frozenset[Feature]
-    refusals: Callable[[AttentionSpec], list[str]]
+    refusals: Callable[[AttentionSpec], Iterator[str]]
 
 
-def _limit(text: str, *of: Feature) -> Callable[[Callable[[AttentionSpec], list[str]]], Limit]:
+def _limit(text: str, *of: Feature) -> Callable[[Callable[[AttentionSpec], Iterator[str]]], Limit]:
     return lambda refusals: Limit(text, frozenset(of), refusals)
 
 
@@ -81,7 +81,7 @@ class Backend:
     requires: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
 
-    def refusals(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> list[str]:
+    def refusals(self, spec: AttentionSpec, chip: Chip) -> list[str]:
         """Return every reason why this backend cannot serve the problem on `chip`; empty if it can."""
         reasons = []
         if not self.on(chip):
@@ -96,7 +96,7 @@ class Backend:
         if not self.head_dims.takes(spec.head_dim, spec.head_dim_v):
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
         for limit in self.limits:
-            reasons += limit.refusals(spec)
+            reasons += dict.fromkeys(limit.refusals(spec))  # several parts may have the same reason
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
         return reasons
 
@@ -104,38 +104,30 @@ class Backend:
         return importlib.import_module(self.module)
 
 
-_MOST_LOADS = (
-    64  # loads of captured tensors by a function: each costs at least one instruction for every element, in sequence
-)
+# Loads of captured tensors by a function: each costs at least one instruction for every element, in sequence.
+_MOST_LOADS = 64
 
 
 @_limit(
     f"a score_mod or mask_mod that reads more than {_MOST_LOADS} captured numbers for each pair",
     Feature.SCORE_MOD, Feature.MASK_MOD,
 )  # fmt: skip
-def _mod_limits(spec: AttentionSpec) -> list[str]:
-    if spec.mods is None:
-        return []
-    graphs = {"score_mod": spec.mods.score, "mask_mod": spec.mods.mask}
-    loads = {role: len(graph.loads()) for role, graph in graphs.items() if graph is not None}
-    return [
-        f"lacks a {role} that reads {count} captured numbers for each pair (has up to {_MOST_LOADS})"
-        for role, count in loads.items()
-        if count > _MOST_LOADS
-    ]
+def _mod_limits(spec: AttentionSpec) -> Iterator[str]:
+    mods = spec.mods or ModSpec()
+    for role, graph in (("score_mod", mods.score), ("mask_mod", mods.mask)):
+        count = 0 if graph is None else len(graph.loads())
+        if count > _MOST_LOADS:
+            yield f"lacks a {role} that reads {count} captured numbers for each pair (has up to {_MOST_LOADS})"
 
 
 @_limit(
     "a block_mask whose block sizes share no factor of 16 with 128, or, inside torch.compile, are no multiples of it",
     Feature.BLOCK_MASK,
 )
-def _block_limits(spec: AttentionSpec) -> list[str]:
-    if spec.mods is None or spec.mods.block is None:
-        return []
-    lacks = []
-    if any(size % 128 for size in spec.mods.block):
-        lacks.append(f"lacks block_mask with blocks of {spec.mods.block} (has multiples of 128)")
-    return lacks
+def _block_limits(spec: AttentionSpec) -> Iterator[str]:
+    block = None if spec.mods is None else spec.mods.block
+    if block is not None and any(size % 128 for size in block):
+        yield f"lacks block_mask with blocks of {block} (has multiples of 128)"
 
 
 @_limit(
@@ -143,41 +135,35 @@ def _block_limits(spec: AttentionSpec) -> list[str]:
     "chosen by the number of a packed sequence",
     Feature.CAPTURED_GRADIENTS,
 )
-def _captured_limits(spec: AttentionSpec) -> list[str]:
-    if spec.mods is None or spec.mods.score is None or Feature.CAPTURED_GRADIENTS not in spec.features():
-        return []
-    graph, lacks = spec.mods.score, list[str]()
+def _captured_limits(spec: AttentionSpec) -> Iterator[str]:
+    graph = None if spec.mods is None else spec.mods.score
+    if graph is None or Feature.CAPTURED_GRADIENTS not in spec.features():
+        return
     for scatter in graph.scatters:
         if not graph.is_per_head(scatter):
             if spec.deterministic and not graph.has_single_writer(scatter):
-                lacks.append("lacks deterministic gradients of captured tensors to whose elements several pairs add")
+                yield "lacks deterministic gradients of captured tensors to whose elements several pairs add"
         elif spec.varlen and "b" in graph.inputs_of(*scatter.indices):
-            lacks.append("lacks gradients of captured tensors that are chosen by packed sequences")
-    return list(dict.fromkeys(lacks))
+            yield "lacks gradients of captured tensors that are chosen by packed sequences"
 
 
 @_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_8BIT)
-def _cache_8bit_limits(spec: AttentionSpec) -> list[str]:
+def _cache_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.cache is not None and spec.cache.has_8bit_kv and (spec.head_dim % 16 or spec.head_dim_v % 16):
-        return [
-            f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
-        ]
-    return []
+        yield f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
 
 
 @_limit("pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192", Feature.PAGES)
-def _sm100_page_limits(spec: AttentionSpec) -> list[str]:
-    lacks, widest = list[str](), max(spec.head_dim, spec.head_dim_v)
+def _sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
+    widest = max(spec.head_dim, spec.head_dim_v)
     if spec.cache is not None and spec.cache.is_scattered and widest > 192:
-        lacks.append(f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)")
-    return lacks
+        yield f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)"
 
 
 @_limit("dropout_p above head_dim 128", Feature.DROPOUT)
-def _sm90_dropout_limits(spec: AttentionSpec) -> list[str]:
+def _sm90_dropout_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its random words would spill registers
-        return [f"lacks dropout_p with all else at head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 128)"]
-    return []
+        yield f"lacks dropout_p with all else at head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 128)"
 
 
 _LIMITS = _mod_limits, _block_limits, _captured_limits, _cache_8bit_limits
@@ -272,7 +258,7 @@ class NoBackend(ValueError):
 
 
 @functools.lru_cache(maxsize=4096)
-def select(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Backend:
+def select(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Backend:
     """Return the first backend that fits, or the named one.
 
     Raises:
@@ -280,11 +266,11 @@ def select(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = 
         ValueError: no backend has that name.
     """
     check_backend_name(backend)
-    explanation = _judge(spec, extent, chip, backend)
-    if explanation.row is not None:
-        return explanation.row
-    refused = (f"{name} {', '.join(reasons)}" for name, reasons in explanation.refused if backend in ("auto", name))
-    raise NoBackend(f"no backend can run this on {chip}: " + "; ".join(refused))
+    row, refused = _judge(spec, chip, backend)
+    if row is None:
+        named = [(name, reasons) for name, reasons in refused if backend in ("auto", name)]
+        raise NoBackend(f"no backend can run this on {chip}: {text_of(named)}")
+    return row
 
 
 def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Plan:
@@ -295,51 +281,54 @@ def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "a
 @functools.lru_cache(maxsize=4096)
 def planned(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> Plan:
     """Return the cached plan for exactly this extent."""
-    result = select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
+    result = select(spec, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
     if result.compiled and recording.is_on(chip):
         recording.problem(spec, extent, chip, backend)
     return result
 
 
-def _judge(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> _Verdict:
+def _judge(spec: AttentionSpec, chip: Chip, backend: str) -> tuple[Backend | None, Refused]:
+    """Return the row that serves the problem, and the rows before it."""
     refused: list[tuple[str, tuple[str, ...]]] = []
     for row in BACKENDS:
         if not row.on(chip) and any(name == row.name for name, _ in refused):
             continue  # a further row of another chip's backend gives no further reason
-        reasons = row.refusals(spec, extent, chip)
+        reasons = row.refusals(spec, chip)
         if backend not in ("auto", row.name):
             reasons.insert(0, f"backend={backend!r} was asked for")
         if not reasons:
-            return _Verdict(row, tuple(refused))
+            return row, tuple(refused)
         if (row.name, tuple(reasons)) not in refused:  # several rows of a backend may have the same reasons
             refused.append((row.name, tuple(reasons)))
-    return _Verdict(None, tuple(refused))
+    return None, tuple(refused)
 
 
 _warned = False
 
 
-def warn_of_tiled_torch(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
+def warn_of_tiled_torch(spec: AttentionSpec, chip: Chip, backend: str) -> None:
     """Warn once, with the reasons, if "auto" selects plain torch on an accelerator: it is several times slower than
     kernels."""
     global _warned
     if _warned or backend != "auto" or chip.emulated or chip.device_type in ("cpu", "meta"):
         return
-    row, refused = _judge(spec, extent, chip, backend)
+    row, refused = _judge(spec, chip, backend)
     if row is None or row.requires:
         return
     _warned = True
-    reasons = "; ".join(f"{name} {', '.join(why)}" for name, why in refused)
     warnings.warn(
-        f"fa4 runs attention on {chip} in plain torch, which is several times slower than a kernel: {reasons}. Said "
-        f"once; pass backend={row.name!r} to choose it, or filter this UserWarning.",
+        f"fa4 runs attention on {chip} in plain torch, which is several times slower than a kernel: "
+        f"{text_of(refused)}. Said once; pass backend={row.name!r} to choose it, or filter this UserWarning.",
         stacklevel=2,
     )
 
 
-class _Verdict(NamedTuple):
-    row: Backend | None
-    refused: tuple[tuple[str, tuple[str, ...]], ...]  # the rows before it, with reasons
+Refused = tuple[tuple[str, tuple[str, ...]], ...]
+"""Names of refused rows, with reasons."""
+
+
+def text_of(refused: Iterable[tuple[str, tuple[str, ...]]]) -> str:
+    return "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +340,7 @@ class Explanation:
     chip: Chip
     chosen: str | None
     tiles: str
-    refused: tuple[tuple[str, tuple[str, ...]], ...]
+    refused: Refused
     visited: float | None = None  # fraction of blocks that the block mask lists
     progress: str = ""  # what CTAs wait for
 
@@ -378,7 +367,7 @@ def explain(
         ValueError: no backend has that name.
     """
     check_backend_name(backend)
-    row, refused = _judge(spec, extent, chip, backend)
+    row, refused = _judge(spec, chip, backend)
     if row is None:
         return Explanation(spec, extent, chip, None, "", refused, visited)
     chosen = plan(spec, extent, chip, backend)

@@ -121,20 +121,13 @@ class AttentionSpec:
             head_dim_v=shape_v[-1],
             heads_q=shape_q[-2],
             heads_kv=shape_v[-2],
-            softmax_scale=flags.softmax_scale,
-            window_left=flags.window_left,
-            window_right=flags.window_right,
-            softcap=flags.softcap,
             has_sink=inputs.sink is not None,
             varlen=inputs.varlen,
             has_seqused_q=inputs.seqused_q is not None,
             has_seqused_k=inputs.seqused_k is not None,
-            deterministic=flags.deterministic,
-            needs_backward=flags.needs_backward,
             mods=None if mods is None else mods.spec(),
             cache=None if cache is None else cache.spec(inputs),
-            num_splits=flags.num_splits,
-            batch_invariant=flags.batch_invariant,
+            **{name: getattr(flags, name) for name in Flags._fields if name not in ("backend", "scales")},
         )
 
     @property
@@ -167,6 +160,7 @@ class AttentionSpec:
 
     def features(self) -> frozenset[Feature]:
         """Return the features that a backend needs to serve this spec."""
+        mods, cache = self.mods or ModSpec(), self.cache or CacheSpec()
         requested = {
             Feature.CAUSAL: self.causal,
             Feature.WINDOW: self.window_left is not None or self.window_right not in (None, 0),
@@ -178,23 +172,17 @@ class AttentionSpec:
             Feature.SINK: self.has_sink,
             Feature.BACKWARD: self.needs_backward,
             Feature.DETERMINISTIC: self.needs_backward and self.deterministic,
+            Feature.SCORE_MOD: mods.score is not None,
+            Feature.MASK_MOD: mods.mask is not None,
+            Feature.BLOCK_MASK: mods.block is not None,
+            Feature.CAPTURED_GRADIENTS: self.needs_backward and bool(mods.trained),
+            Feature.DROPOUT: mods.dropout,
+            Feature.PAGES: cache.page_size is not None,
+            Feature.CACHE_ROWS: cache.has_batch_idx or cache.has_leftpad,
+            Feature.CACHE_VARLEN: self.cache is not None and self.varlen,
+            Feature.CACHE_8BIT: cache.has_8bit_kv,
             Feature.BATCH_INVARIANT: self.batch_invariant,
         }
-        if self.cache is not None:
-            requested |= {
-                Feature.PAGES: self.cache.page_size is not None,
-                Feature.CACHE_ROWS: self.cache.has_batch_idx or self.cache.has_leftpad,
-                Feature.CACHE_VARLEN: self.varlen,
-                Feature.CACHE_8BIT: self.cache.has_8bit_kv,
-            }
-        if self.mods is not None:
-            requested |= {
-                Feature.SCORE_MOD: self.mods.score is not None,
-                Feature.MASK_MOD: self.mods.mask is not None,
-                Feature.BLOCK_MASK: self.mods.block is not None,
-                Feature.CAPTURED_GRADIENTS: self.needs_backward and bool(self.mods.trained),
-                Feature.DROPOUT: self.mods.dropout,
-            }
         return frozenset(feature for feature, is_requested in requested.items() if is_requested)
 
 

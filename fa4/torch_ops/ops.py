@@ -101,7 +101,7 @@ def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Ro
     found = routes.find(signature)
     if found is None:
         spec, chip = AttentionSpec.of(inputs, flags, mods), chip_of(inputs.q.device)
-        dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
+        dispatch.warn_of_tiled_torch(spec, chip, flags.backend)
         found = Route(inputs, spec, dispatch.plan(spec, extent, chip, flags.backend))
         routes.keep(signature, found)
     return found

@@ -93,7 +93,7 @@ def planned(problem: Problem, number: int, backend: str) -> list[Kernel] | None:
 
 
 def _refusals(row: dispatch.Backend, problem: Problem, chip: Chip) -> list[str]:
-    reasons = row.refusals(problem.spec, problem.extent, chip)
+    reasons = row.refusals(problem.spec, chip)
     assert all(isinstance(reason, str) and reason for reason in reasons)
     return reasons
 

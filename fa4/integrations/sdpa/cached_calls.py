@@ -58,7 +58,7 @@ def _build(inputs: AttentionInputs, options: Options) -> CachedCall:
     chip = chip_of(inputs.q.device)
     if chip.device_type == "cuda" and not chip.emulated:
         spec = AttentionSpec.of(inputs, flags)
-        if not dispatch.select(spec, inputs.extent, chip).requires:  # torch's own kernels are faster than tiled torch
+        if not dispatch.select(spec, chip).requires:  # torch's own kernels are faster than tiled torch
             refused = dispatch.explain(spec, inputs.extent, chip).refused
-            raise Refusal("fa4 has no kernel: " + "; ".join(f"{name} {', '.join(why)}" for name, why in refused))
+            raise Refusal(f"fa4 has no kernel: {dispatch.text_of(refused)}")
     return CachedCall(flags, inputs)
