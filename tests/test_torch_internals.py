@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fa4
 from fa4.integrations.sdpa import operators
 from fa4.runtime import memory, torch_internals
-from fa4.torch_ops import autograd, calls, checks, ops, signature
+from fa4.torch_ops import autograd, calls, ops, signature
 from fa4.torch_ops.run import prepare
 from fa4.torch_ops.signature import routes
 
@@ -43,14 +43,14 @@ CHANGES = {
     "deterministic": _without("deterministic_algorithms", torch.are_deterministic_algorithms_enabled),
     "autocast": _without("autocast_anywhere", torch_internals._yes, fa4.api.dense),
     "device": _without("current_cuda_device", torch.cuda.current_device, prepare),
-    "tangents": _without("may_carry_tangents", lambda: True, checks, signature),
+    "tangents": _without("may_carry_tangents", lambda: True, signature),
     "wrappers": _without("unwrap_dead_wrappers", torch_internals._through_a_view, calls),
     "attention": _without("scaled_dot_product_attention", None),
     "views": _without("reinterpret_tensor", torch.as_strided, operators),
     "allocation": _without("guards", None, memory),
     "no_guards": _without("tensor_guards", None),
     "other_guards": _without("tensor_guards", unexpected),
-    "fake": _without("FAKE", ()),
+    "fake": _without("FAKE", None),
     "constants": _without("is_constant", lambda number: True, ops),
     "apply": _without_bypass,
 }

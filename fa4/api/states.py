@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..runtime.spec import compute_dtype
 from ..torch_ops.checks import DTYPES
 
 
@@ -68,9 +69,8 @@ def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             f"outs[0] has shape {tuple(first.shape)}, expected (batch, seqlen_q, heads, head_dim_v), or packed "
             "(total_q, heads, head_dim_v)"
         )
-    rows_dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
     *batch, rows, heads, _ = first.shape
-    expected = {"outs": (tuple(first.shape), first.dtype), "lses": ((*batch, heads, rows), rows_dtype)}
+    expected = {"outs": (tuple(first.shape), first.dtype), "lses": ((*batch, heads, rows), compute_dtype(first.dtype))}
     for name, states in (("outs", outs), ("lses", lses)):
         shape, dtype = expected[name]
         for i, x in enumerate(states):

@@ -24,6 +24,7 @@ from ..api.dense import flash_attn_func as _dense
 from ..api.dense import flash_attn_varlen_func as _varlen
 from ..kvcache import flash_attn_with_kvcache as _with_kvcache
 from ..mods.ir.ready import ReadyMade
+from ..runtime.spec import compute_dtype
 from ..torch_ops import checks, jagged
 
 __all__ = [
@@ -309,8 +310,7 @@ def _alibi(slopes: Tensor, batch: int, q: Tensor, shift: Any, softcap: float) ->
         if not isinstance(shift, Tensor):
             shift = torch.full((), shift, dtype=torch.int32, device=q.device)
         if cap is not None:
-            dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-            cap = torch.full((), cap, dtype=dtype, device=q.device)
+            cap = torch.full((), cap, dtype=compute_dtype(q.dtype), device=q.device)
     if isinstance(shift, Tensor):
         shift = shift.to(torch.int32)
     return {"score_mod": _Alibi(slopes, shift, cap), "softcap": 0.0}

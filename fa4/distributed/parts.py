@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..runtime.spec import AttentionInputs, Flags, Gradients, Saved
+from ..runtime.spec import AttentionInputs, Flags, Gradients, Saved, compute_dtype
 from .group_rank import GroupRank, order
 
 
@@ -28,10 +28,6 @@ class Chunks(enum.Enum):
 
 
 _ALL = slice(None)
-
-
-def accumulator(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 class ChunkCall(NamedTuple):
@@ -71,7 +67,7 @@ class ChunkCall(NamedTuple):
         saved = Saved(self.rows(saved.out), self.statistics(saved.lse), self.rows(saved.dout), dlse)
         grads = Gradients(*torch.ops.fa4.backward(*saved, *self.inputs(q, k, v, sink), *self.flags))
         dsink = grads.dsink
-        return grads._replace(dsink=None if sink is None or dsink is None else dsink.to(accumulator(q)))
+        return grads._replace(dsink=None if sink is None or dsink is None else dsink.to(compute_dtype(q.dtype)))
 
 
 class Parts(abc.ABC):
@@ -160,7 +156,7 @@ class PaddedParts(Parts):
 
     def by_rank(self, parts: list[Tensor]) -> Tensor:
         world, (batch, _, *rest) = self.group_rank.world, parts[0].shape
-        sums = parts[0].new_empty((2 * world, batch, self._chunk, *rest), dtype=accumulator(parts[0]))
+        sums = parts[0].new_empty((2 * world, batch, self._chunk, *rest), dtype=compute_dtype(parts[0].dtype))
         for slot, i in enumerate(i for rank in range(world) for i in (rank, 2 * world - 1 - rank)):
             first = i * self._chunk
             terms, total = [x[:, first : first + self._chunk] for x in parts if x.shape[1] > first], sums[slot]
@@ -210,7 +206,7 @@ class PackedParts(Parts):
         return gathered[self._order]
 
     def by_rank(self, parts: list[Tensor]) -> Tensor:
-        total: Tensor = sum(parts[1:], parts[0].to(accumulator(parts[0])))
+        total: Tensor = sum(parts[1:], parts[0].to(compute_dtype(parts[0].dtype)))
         return torch.empty_like(total).index_copy_(0, self._order.long(), total)
 
     def from_message(self, x: Tensor) -> Tensor:

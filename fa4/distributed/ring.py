@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..runtime.device import chip_of, sharing
-from ..runtime.spec import Saved
+from ..runtime.spec import Saved, compute_dtype
 from .group_rank import GroupRank, RingExchange
-from .parts import ChunkCall, Parts, accumulator
+from .parts import ChunkCall, Parts
 
 
 class _Messages:
@@ -51,7 +51,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
         if exchange is None:
             return out, lse
         if world > 2:  # merged more than once
-            out = out.to(accumulator(q))
+            out = out.to(compute_dtype(q.dtype))
         for step in range(1, world):
             k, v = exchange.wait()
             if step + 1 < world:
@@ -99,7 +99,7 @@ def backward(
         exchange = messages.send(k, v) if world > 1 else None
         first, *last = parts.own()
         grads = first.backward(saved, q, k, v, sink)
-        sum_dtype = accumulator(q)
+        sum_dtype = compute_dtype(q.dtype)
         dq, dsink = _embed(grads.dq, first.rows, q, sum_dtype), grads.dsink
         own = tuple(_embed(grad, first.keys_of, x, sum_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
         grad_exchange = None

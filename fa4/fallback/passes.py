@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from ..runtime.sequences import cached_rows, sequences
-from ..runtime.spec import AttentionInputs, AttentionSpec, Cache
+from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, compute_dtype
 from . import tiles
-
-
-def compute_dtype(spec: AttentionSpec) -> torch.dtype:
-    return torch.float64 if spec.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ class Pass:
 
     def sink_view(self, sink: Tensor) -> Tensor:
         """Sinks in the compute dtype, broadcast to a row view: (1, heads_kv, group, 1)."""
-        by_head = sink.to(compute_dtype(self.spec)).view(1, self.spec.heads_kv, self.spec.group, 1)
+        by_head = sink.to(compute_dtype(self.spec.dtype)).view(1, self.spec.heads_kv, self.spec.group, 1)
         return by_head[:, self.heads]
 
     def indices(self, q_rows: range, k_rows: range, device: torch.device) -> dict[str, Tensor]:

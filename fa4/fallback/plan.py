@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..mods.ir.record import Mods
 from ..runtime import plan
-from ..runtime.spec import AttentionInputs, Cache, Gradients, Saved
+from ..runtime.spec import AttentionInputs, Cache, Gradients, Saved, compute_dtype
 from . import tiles
 from .backward import backward_pass
 from .forward import forward_pass
 from .modified import ModifiedCall
-from .passes import compute_dtype, passes
+from .passes import passes
 
 
 class Plan(plan.Plan):
@@ -25,7 +25,7 @@ class Plan(plan.Plan):
     compiled = False
 
     def describe(self) -> str:
-        dtype = str(compute_dtype(self.spec)).removeprefix("torch.")
+        dtype = str(compute_dtype(self.spec.dtype)).removeprefix("torch.")
         return f"{tiles.TILE_M} queries x {tiles.TILE_N} keys, {dtype} arithmetic"
 
     def forward(
@@ -47,7 +47,7 @@ class Plan(plan.Plan):
         """Recompute P from lse. dq is accumulated in the compute dtype, dk and dv tile by tile."""
         modified = ModifiedCall.of(mods, self.spec, inputs.max_seqlen_k)
         spec = self.spec
-        dq = torch.zeros(grads.dq.shape, dtype=compute_dtype(spec), device=grads.dq.device)
+        dq = torch.zeros(grads.dq.shape, dtype=compute_dtype(spec.dtype), device=grads.dq.device)
         dsink = dq.new_zeros(spec.heads_kv, spec.group)
         with _without_autocast(dq.device):
             for part in passes(inputs, spec, modified is not None and modified.one_by_one):

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..runtime import recording
 from ..runtime.device import Chip, chip_of
 from ..runtime.memory import maker
+from ..runtime.spec import compute_dtype
 from ..torch_ops.run.prepare import is_other_device
 from .record import AppendArguments
 
@@ -126,7 +127,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, interleaved: b
     """Rotate x (rows, heads, head_dim) at `position` (rows,), in float32: pairs (a, b) of its first 2 * cos.shape[1]
     columns become (a cos - b sin, a sin + b cos). Pairs are neighbours or halves; the other columns stay."""
     position = position.clamp(0, cos.shape[0] - 1)
-    half, dtype = cos.shape[1], torch.float64 if x.dtype == torch.float64 else torch.float32
+    half, dtype = cos.shape[1], compute_dtype(x.dtype)
     c, s = (table[position][:, None].to(dtype) for table in (cos, sin))
     y = x.to(dtype)
     rotated, rest = y[..., : 2 * half], y[..., 2 * half :]

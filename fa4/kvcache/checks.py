@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..runtime.spec import BYTES, Cache
-from ..runtime.torch_internals import is_mapped, may_carry_tangents
+from ..runtime.torch_internals import carries_tangent, is_mapped
 from ..torch_ops.checks import DTYPES, check_int32, shown
 
 _BYTES_SHOWN = " or ".join(map(str, BYTES))
@@ -232,7 +231,7 @@ def refuse_derivatives(t: Tensors, sink: Tensor | None) -> None:
                 f"{name} requires grad, and flash_attn_with_kvcache has no gradients: call it under torch.no_grad() or "
                 f"pass {name}.detach()"
             )
-        if may_carry_tangents() and forward_ad.unpack_dual(x).tangent is not None:
+        if carries_tangent(x):
             raise NotImplementedError(f"{name} carries a tangent, and flash_attn_with_kvcache has no derivatives")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..api.dropout import dropout_mask
 from ..mods.ir.dropout import Rate
-from ..runtime.spec import AttentionInputs, AttentionSpec, Flags, Gradients
+from ..runtime.spec import AttentionInputs, AttentionSpec, Flags, Gradients, compute_dtype
 from . import reference
 
 
@@ -135,7 +135,6 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
         return torch.randn(*shape, generator=generator).to(dtype).to(device)
 
     head_dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
-    lse_dtype = torch.float64 if case.dtype == torch.float64 else torch.float32
     extra: dict[str, Any] = {}
     rows_q: tuple[int, ...]
     rows_k: tuple[int, ...]
@@ -165,8 +164,8 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
     left, right = (None if side == -1 else side for side in case.window_size)
     scale = case.head_dim**-0.5 if case.softmax_scale is None else case.softmax_scale
     flags = Flags(scale, left, 0 if case.causal else right, case.softcap, case.deterministic)
-    dout = normal(*inputs.q.shape[:-1], head_dim_v)
-    return Problem(case, inputs, AttentionSpec.of(inputs, flags), dout, normal(*lse_shape, dtype=lse_dtype))
+    dout, dlse = normal(*inputs.q.shape[:-1], head_dim_v), normal(*lse_shape, dtype=compute_dtype(case.dtype))
+    return Problem(case, inputs, AttentionSpec.of(inputs, flags), dout, dlse)
 
 
 @dataclass(frozen=True, slots=True)

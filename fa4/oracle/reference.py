@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..runtime.sequences import Sequence as BatchSequence
 from ..runtime.sequences import sequences
-from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients
+from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, compute_dtype
 
 
 def mask(spec: AttentionSpec, seqlen_q: int, seqlen_k: int, device: torch.device | None = None) -> Tensor:
@@ -243,7 +243,7 @@ def forward(
         seq.select_lse(lse, varlen).copy_(row_lse)
     if precise:
         return out, lse
-    return out.to(spec.dtype), lse.to(torch.float64 if spec.dtype == torch.float64 else torch.float32)
+    return out.to(spec.dtype), lse.to(compute_dtype(spec.dtype))
 
 
 def backward(

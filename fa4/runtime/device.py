@@ -184,7 +184,7 @@ def chip_of(device: torch.device) -> Chip:
 @contextlib.contextmanager
 def emulating(chip: Chip) -> Iterator[None]:
     """Dispatch this thread's CPU tensors to `chip`'s backends inside this context (see `fa4.emulator.emulate`)."""
-    with _changed_context(emulated=chip):
+    with _inside((device_context.get() or DeviceContext())._replace(emulated=chip)):
         yield
 
 
@@ -192,7 +192,7 @@ def emulating(chip: Chip) -> Iterator[None]:
 def dry_run(recorder: Any) -> Iterator[None]:
     """Attach `recorder` to every chip that `chip_of` returns to this thread inside this context; see
     `fa4.runtime.jit`."""
-    with _changed_context(recorder=recorder):
+    with _inside((device_context.get() or DeviceContext())._replace(recorder=recorder)):
         yield
 
 
@@ -202,20 +202,15 @@ _SHARED = DeviceContext(shared=True)
 @contextlib.contextmanager
 def sharing(with_others: bool = True) -> Iterator[None]:
     """Mark chips as `shared` inside this context: other kernels occupy some multiprocessors at first."""
-    if not with_others:
-        yield
-        return
     outer = device_context.get()
-    token = device_context.set(_SHARED if outer is None else outer._replace(shared=True))
-    try:
+    shared = _SHARED if outer is None else outer._replace(shared=True)
+    with _inside(shared if with_others else outer):
         yield
-    finally:
-        device_context.reset(token)
 
 
 @contextlib.contextmanager
-def _changed_context(**change: Any) -> Iterator[None]:
-    token = device_context.set((device_context.get() or DeviceContext())._replace(**change))
+def _inside(context: DeviceContext | None) -> Iterator[None]:
+    token = device_context.set(context)
     try:
         yield
     finally:

@@ -44,6 +44,11 @@ class Feature(enum.Enum):
     BATCH_INVARIANT = "batch_invariant"
 
 
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums over inputs of a dtype, and of lse and other tensors with one value per row."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache
 
 

@@ -7,7 +7,7 @@ torch's dispatcher, slower and with the same results.
 
 from __future__ import annotations
 
-import operator
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 def entry(path: str, fallback: Any, probe: Callable[[Any], Any] = lambda found: True) -> Any:
     """Return torch.`path`, or the fallback if it is missing or its probe is false or raises."""
     try:
-        found = operator.attrgetter(path)(torch)
+        found = pkgutil.resolve_name(f"torch.{path}")
         return found if probe(found) else fallback
     except Exception:  # another torch may raise anything
         return fallback
@@ -85,21 +85,19 @@ def may_carry_tangents() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0
 
 
+def carries_tangent(x: Tensor) -> bool:
+    """Whether forward-mode differentiation would differentiate x."""
+    return may_carry_tangents() and forward_ad.unpack_dual(x).tangent is not None
+
+
 def _through_a_view(arguments: tuple) -> tuple:
     """Unwrap by a view: a view of a dead wrapper is a view of the tensor in it."""
     return tuple(x.view_as(x) if isinstance(x, Tensor) else x for x in arguments)
 
 
-def _unwrap() -> Callable[[tuple], tuple]:
-    try:
-        from torch._functorch.utils import unwrap_dead_wrappers
-
-        return unwrap_dead_wrappers if unwrap_dead_wrappers((1, None)) == (1, None) else _through_a_view
-    except Exception:
-        return _through_a_view
-
-
-unwrap_dead_wrappers = _unwrap()
+unwrap_dead_wrappers = entry(
+    "_functorch.utils.unwrap_dead_wrappers", _through_a_view, lambda found: found((1, None)) == (1, None)
+)
 """Unwrap arguments whose wrappers outlived a transform of torch.func."""
 
 scaled_dot_product_attention = entry("_C._nn.scaled_dot_product_attention", None, callable)
@@ -137,21 +135,12 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return function.apply if apply is None else apply
 
 
-def _fake_tensor() -> tuple[type, ...]:
-    try:
-        from torch._subclasses.fake_tensor import FakeTensor
-
-        return (FakeTensor,)
-    except ImportError:
-        return ()
-
-
-FAKE = _fake_tensor()
+FAKE = entry("_subclasses.fake_tensor.FakeTensor", None)
 
 
 def has_values(x: Tensor) -> bool:
     """Whether a tensor's numbers can be read."""
-    return not (x.is_meta or (isinstance(x, FAKE) if FAKE else type(x) not in _PLAIN))
+    return not (x.is_meta or (type(x) not in _PLAIN if FAKE is None else isinstance(x, FAKE)))
 
 
 def is_constant(number: Any) -> bool:

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..runtime import dispatch, env
 from ..runtime.spec import AttentionInputs, Flags
-from ..runtime.torch_internals import may_carry_tangents
+from ..runtime.torch_internals import carries_tangent
 
 WindowSize = tuple[int | None, int | None]
 
@@ -161,8 +160,9 @@ def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
     softmax_scale, causal, window_size, softcap, deterministic, backend = options
     if sink is not None:
         _check_sink(sink, q)
-    if may_carry_tangents():
-        _check_tangents(q=q, k=k, v=v, learnable_sink=sink)
+    for name, x in (("q", q), ("k", k), ("v", v), ("learnable_sink", sink)):
+        if x is not None and carries_tangent(x):  # operators without a forward-mode rule would drop it, as if it were 0
+            raise NotImplementedError(f"{name} carries a tangent, but fa4 attention has no forward-mode derivative")
     softmax_scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else _number("softmax_scale", softmax_scale)
     softcap = cap("softcap", softcap)
     left, right = _window(window_size)
@@ -280,13 +280,6 @@ def boolean(name: str, value: bool, expected: str) -> bool:
         if not isinstance(value, bool):
             raise TypeError(f"{name} is a {type(value).__name__}, expected {expected}")
     return value
-
-
-def _check_tangents(**tensors: Tensor | None) -> None:
-    """Refuse tangents: operators without a forward-mode rule would drop them, as if they were 0."""
-    for name, x in tensors.items():
-        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
-            raise NotImplementedError(f"{name} carries a tangent, but fa4 attention has no forward-mode derivative")
 
 
 _OPEN = 1 << 30  # wider than any sequence; device code adds row numbers to a side in 32 bits

@@ -18,10 +18,9 @@ from ..mods.ir.record import Mods
 from ..runtime import dispatch
 from ..runtime.device import chip_of
 from ..runtime.plan import Plan
-from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Flags, Gradients, Saved
+from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Flags, Gradients, Saved, compute_dtype
 from ..runtime.torch_internals import is_constant
 from . import batching, checks, flops, run
-from .run.allocate import rows_dtype
 from .signature import Signature, routes
 
 InputAndCapturedGrads = tuple[Gradients, list[Tensor | None]]
@@ -83,7 +82,7 @@ class Route:
         if mods is None:
             return self._backward(inputs, saved), []
         captured = [
-            torch.zeros(x.shape, dtype=rows_dtype(self.spec), device=x.device) if i in mods.trained else None
+            torch.zeros(x.shape, dtype=compute_dtype(self.spec.dtype), device=x.device) if i in mods.trained else None
             for i, x in enumerate(mods.tensors)
         ]
         grads = self._backward(inputs, saved, mods, captured)
@@ -155,11 +154,11 @@ def _backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mods | 
     return *results, [x.new_empty(0) if dx is None else dx for x, dx in zip(mods.tensors, dcaptured)]
 
 
-def fake_forward(inputs: AttentionInputs, flags: Flags, **_: Any) -> tuple[Tensor, Tensor]:
+def fake_forward(inputs: AttentionInputs, **_: Any) -> tuple[Tensor, Tensor]:
     """Return out and lse in shape and dtype."""
     q, v = inputs.q, inputs.v
     *rows, heads, _dim = q.shape
-    lse = q.new_empty((*rows[:-1], heads, rows[-1]), dtype=rows_dtype(AttentionSpec.of(inputs, flags)))
+    lse = q.new_empty((*rows[:-1], heads, rows[-1]), dtype=compute_dtype(q.dtype))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
 

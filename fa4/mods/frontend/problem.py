@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from ...runtime.torch_internals import may_carry_tangents
+from ...runtime.torch_internals import carries_tangent
 from ..ir.graph import Graph
 from .trace import ModError, Traced, begin_of, name_of
 
@@ -36,7 +35,7 @@ def check_fit(role: str, function: Callable, traced: Traced, problem: ModProblem
     if not problem.packed:  # (an upper bound may be far above the lengths)
         extents |= {"q_idx": problem.seqlen_q, "kv_idx": problem.seqlen_k}
     for x in traced.tensors:
-        if may_carry_tangents() and forward_ad.unpack_dual(x).tangent is not None:
+        if carries_tangent(x):
             raise NotImplementedError(
                 f"{who}: captured a tensor of shape {tuple(x.shape)} that carries a tangent, but fa4 attention has no "
                 f"forward-mode derivative{where}"

@@ -18,11 +18,6 @@ from ...runtime.plan import Plan
 from ...runtime.spec import AttentionInputs, AttentionSpec, Gradients
 
 
-def rows_dtype(spec: AttentionSpec) -> torch.dtype:
-    """Dtype of lse and of other tensors with one value per row."""
-    return torch.float64 if spec.dtype == torch.float64 else torch.float32
-
-
 def shapes(shape_q: torch.Size, head_dim_v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of out (like q, with head_dim_v columns) and of lse: (batch, heads, rows), or varlen (heads, rows)."""
     *batch, rows, heads, _ = shape_q

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...mods.ir.record import Mods
 from ...runtime.plan import Plan
-from ...runtime.spec import AttentionInputs, AttentionSpec, Cache
+from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, compute_dtype
 from . import allocate, prepare
 
 
@@ -28,7 +28,7 @@ class ForwardExecutor:
         self._fits = prepare.fits_if_aligned(plan.layout, inputs, spec)
         device = inputs.q.device
         self._device = prepare.device_to_enter(device)
-        self._make = allocate.result_maker(inputs, spec, (spec.dtype, allocate.rows_dtype(spec)))
+        self._make = allocate.result_maker(inputs, spec, (spec.dtype, compute_dtype(spec.dtype)))
         if plan.splits == 1:
             self._set_padding_rows = allocate.padding_setter(inputs, spec, plan, "q", 1, 1)
         else:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from ...runtime.plan import Layout
-from ...runtime.spec import AttentionInputs, AttentionSpec, Saved
+from ...runtime.spec import AttentionInputs, AttentionSpec, Saved, compute_dtype
 from ...runtime.torch_internals import current_cuda_device
-from .allocate import rows_dtype
 
 ALIGNMENT = 16  # bytes; vector loads of kernels and TMA maps need bases and strides that are multiples of it
 
@@ -20,7 +19,7 @@ def inputs_for(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec) -> 
     if spec.softmax_scale < 0:
         q = -q
     if sink is not None:
-        sink = sink.to(rows_dtype(spec)).contiguous()
+        sink = sink.to(compute_dtype(spec.dtype)).contiguous()
     if q is q0 and k is k0 and v is v0 and sink is sink0:
         return inputs
     return inputs._replace(q=q, k=k, v=v, sink=sink)
@@ -29,9 +28,10 @@ def inputs_for(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec) -> 
 def fits_if_aligned(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec) -> bool:
     """True if `inputs_for` returns aligned inputs of these shapes, strides and dtypes unchanged."""
     sink = inputs.sink
-    if spec.softmax_scale < 0 or not (sink is None or (sink.dtype == rows_dtype(spec) and sink.is_contiguous())):
-        return False
-    return all(x.is_contiguous() or _strides_fit(layout, x) for x in inputs[:3])
+    sink_fits = sink is None or (sink.dtype == compute_dtype(spec.dtype) and sink.is_contiguous())
+    return (
+        spec.softmax_scale >= 0 and sink_fits and all(x.is_contiguous() or _strides_fit(layout, x) for x in inputs[:3])
+    )
 
 
 def are_aligned(inputs: tuple) -> bool:
