@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# Keywords of the two functions below, shared and own: they type the results by return_lse. The functions hold defaults
-# and meanings; a test checks that both agree.
-class _Keywords(TypedDict, total=False):
+# Keywords of the dense function, and the further ones of the packed one: they type the results by return_lse. The
+# functions hold defaults and meanings; a test checks that both agree.
+class _DenseKeywords(TypedDict, total=False):
+    seqused_k: Tensor | None
     softmax_scale: float | None
     causal: bool
     window_size: WindowSize
     softcap: float
     score_mod: ScoreMod | None
     mask_mod: MaskMod | None
+    block_mask: BlockMask | None
     learnable_sink: Tensor | None
     dropout_p: float
     dropout_seed: checks.Seed | None
@@ -35,19 +37,12 @@ class _Keywords(TypedDict, total=False):
     backend: str
 
 
-class _DenseKeywords(_Keywords, total=False):
-    seqused_k: Tensor | None
-    block_mask: BlockMask | None
-
-
-class _PackedKeywords(_Keywords, total=False):
+class _PackedKeywords(_DenseKeywords, total=False):
     cu_seqlens_q: Required[Tensor]
     cu_seqlens_k: Required[Tensor]
     max_seqlen_q: int | Tensor | None
     max_seqlen_k: int | Tensor | None
     seqused_q: Tensor | None
-    seqused_k: Tensor | None
-    block_mask: BlockMask | None
 
 
 @overload
@@ -151,11 +146,10 @@ def flash_attn_func(
         q, k, v = cast_all(q, k, v)
     tensors = (q, k, v, learnable_sink, None, None, None, seqused_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
-    if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
-        out, lse = calls.attend(False, tensors, (None, None), options)
-    else:
+    extras = None
+    if not (score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p)):
         extras = calls.CallExtras(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
-        out, lse = calls.attend(False, tensors, (None, None), options, extras)
+    out, lse = calls.attend(False, tensors, (None, None), options, extras)
     return (out, lse) if return_lse else out
 
 
@@ -236,9 +230,8 @@ def flash_attn_varlen_func(
     tensors = (q, k, v, learnable_sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     lengths = (max_seqlen_q, max_seqlen_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
-    if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
-        out, lse = calls.attend(True, tensors, lengths, options)
-    else:
+    extras = None
+    if not (score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p)):
         extras = calls.CallExtras(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
-        out, lse = calls.attend(True, tensors, lengths, options, extras)
+    out, lse = calls.attend(True, tensors, lengths, options, extras)
     return (out, lse) if return_lse else out

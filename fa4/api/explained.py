@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -69,31 +69,33 @@ def explain(
         q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = tensors
     packed = isinstance(q, Tensor) and q.ndim == 3
     cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
+    options = checks.Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
     if cache is not None or cache_seqlens is not None:
         _check_cache(q, k, v, cache or Cache(), cache_seqlens, cu_seqlens_q)
+        flags = checks.flags(q, k, v, learnable_sink, options)
+        longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0]) if packed else q.shape[1]
+        longest_k = k.shape[1] if cache is None else cache.capacity(k)
+        # Of seqused_k only its presence matters.
+        lengths: Any = (cu_seqlens_q, cu_seqlens_k, seqused_q, q, longest_q, longest_k)
+        inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
     else:
-        (checks.check_packed if packed else checks.check_dense)(q, k, v)
-        _check_lengths(packed, q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    options = checks.Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
-    flags = checks.flags(q, k, v, learnable_sink, options)._replace(
+        if packed and cu_seqlens_q is None:  # (only its shape matters)
+            cu_seqlens_q = torch.empty(2, dtype=torch.int32, device=q.device) if cu_seqlens_k is None else cu_seqlens_k
+        if packed and cu_seqlens_k is None:
+            cu_seqlens_k = cu_seqlens_q
+        lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+        inputs, flags = checks.call(packed, AttentionInputs(q, k, v, learnable_sink, *lengths), options)
+        for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+            if x is not None and not packed:
+                raise ValueError(
+                    f"{name} is given with q of shape {checks.shown(q)}, expected (total, heads, head_dim)"
+                )
+    flags = flags._replace(
         num_splits=checks.count("num_splits", num_splits),
         batch_invariant=checks.boolean("batch_invariant", batch_invariant, "a bool"),
     )
-    longest_q, longest_k = (q.shape[0], k.shape[0]) if packed else (q.shape[1], k.shape[1])
-    if packed:
-        longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, longest_q)
-    if cache is not None:
-        longest_k = cache.capacity(k)
-    elif packed:
-        longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, longest_k)
-        if cu_seqlens_q is None:
-            cu_seqlens_q = torch.empty(2, dtype=torch.int32, device="meta")  # (only its shape matters from here)
-    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, longest_q, longest_k
-    inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
     if packed and block_mask is not None:
         inputs = mod_ops.bounded(block_mask, inputs, (max_seqlen_q, max_seqlen_k))
-    if cache is not None or cache_seqlens is not None:
-        inputs = inputs._replace(seqused_k=q)  # only its presence matters
     mods = None
     has_dropout = not checks.drops_nothing(dropout_p)
     if score_mod is not None or mask_mod is not None or block_mask is not None or has_dropout:
@@ -121,29 +123,6 @@ def _check_cache(
         cache_checks.check(tensors)
     except (TypeError, ValueError) as error:
         raise type(error)(re.sub(r"\b([kv])_cache\b", r"\1", str(error))) from None
-
-
-def _check_lengths(
-    packed: bool,
-    q: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-) -> None:
-    """Check the length tensors that are given; all are optional here."""
-    bounds = None
-    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if x is not None:
-            if not packed:
-                raise ValueError(
-                    f"{name} is given with q of shape {checks.shown(q)}, expected (total, heads, head_dim)"
-                )
-            bounds = checks.check_int32(name, x, q, bounds).shape[0]
-    batch = q.shape[0] if not packed else 1 if bounds is None else bounds - 1
-    for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
-        if x is not None:
-            checks.check_int32(name, x, q, batch)
 
 
 def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:

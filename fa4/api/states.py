@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.spec import compute_dtype
-from ..torch_ops.checks import DTYPES
+from ..torch_ops.checks import check_dtype
 
 
 def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -62,8 +62,7 @@ def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             if not isinstance(x, Tensor):
                 raise TypeError(f"{name}[{i}] is a {type(x).__name__}, expected a torch.Tensor")
     first = outs[0]
-    if first.dtype not in DTYPES:
-        raise TypeError(f"outs[0] has dtype {first.dtype}, expected float16, bfloat16, float32 or float64")
+    check_dtype("outs[0]", first)
     if first.ndim not in (3, 4):
         raise ValueError(
             f"outs[0] has shape {tuple(first.shape)}, expected (batch, seqlen_q, heads, head_dim_v), or packed "

@@ -86,11 +86,7 @@ def unshard(
 
 
 def _check_axis(x: Tensor, dim: int) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__}, expected a torch.Tensor")
-    if x.is_nested or x.layout is not torch.strided:
-        found = "is a nested tensor" if x.is_nested else f"has layout {x.layout}"
-        raise TypeError(f"x {found}, expected a plain one")
+    checks.check_plain("x", x, x)
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim is a {type(dim).__name__}, expected an int")
     if not -x.ndim <= dim < x.ndim:
@@ -100,9 +96,7 @@ def _check_axis(x: Tensor, dim: int) -> None:
 def check_lengths(cu_seqlens: Tensor | None, group_rank: GroupRank, rows: int, like: Tensor, name: str) -> Tensor:
     """Check and return cu_seqlens of whole sequences with `rows` rows on all ranks. like, name: the tensor whose device
     is required. Values are checked only if reading them is free or enabled."""
-    if isinstance(cu_seqlens, Tensor) and cu_seqlens.device != like.device:
-        raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, expected {like.device} like {name}")
-    checks.check_int32("cu_seqlens", cu_seqlens, like, None)
+    checks.check_int32("cu_seqlens", cu_seqlens, like, None, name)
     assert cu_seqlens is not None
     if not checks.checks_lengths(cu_seqlens.device.type):
         return cu_seqlens

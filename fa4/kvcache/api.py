@@ -15,7 +15,7 @@ from ..torch_ops.autocast import autocast_dtype, in_dtype
 from ..torch_ops.checks import Options, WindowSize
 from ..torch_ops.signature import Signature
 from . import calls, checks
-from .calls import CachedKvCall, KvCallOptions
+from .calls import CachedKvCall
 from .ops import append_by_operator, forward, is_plain, route
 from .record import AppendArguments
 from .values import check_values
@@ -123,9 +123,7 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
     )  # fmt: skip
-    opts = KvCallOptions(
-        softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved,
-    )  # fmt: skip
+    opts = (softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved)
     tensors, by_dispatcher, signature = (*t, learnable_sink), False, None
     has_mods = score_mod is not None or mask_mod is not None
     cache = calls.cache_of(score_mod, mask_mod)
@@ -184,17 +182,17 @@ def _autocast(
     return in_dtype(q, dtype), k if k is None else in_dtype(k, dtype), v if v is None else in_dtype(v, dtype)
 
 
-def _checked(t: checks.Tensors, sink: Tensor | None, opts: KvCallOptions, table: str) -> CachedKvCall:
-    """Check a call's arguments and return what follows from them."""
+def _checked(t: checks.Tensors, sink: Tensor | None, opts: tuple, table: str) -> CachedKvCall:
+    """Check a call's arguments and return what follows from them. opts: its options, as the caller wrote them."""
+    softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved = opts
     checks.check(t, table)
     checks.refuse_derivatives(t, sink)
-    options = Options(opts.softmax_scale, opts.causal, opts.window_size, opts.softcap, False, opts.backend)
+    options = Options(softmax_scale, causal, window_size, softcap, False, backend)
     flags = common.flags(t.q, t.k_cache, t.v_cache, sink, options)
-    batch_invariant = common.boolean("batch_invariant", opts.batch_invariant, "a bool")
-    common.boolean("rotary_interleaved", opts.rotary_interleaved, "a bool")
-    num_splits = common.count("num_splits", opts.num_splits)
-    flags = flags._replace(num_splits=num_splits, batch_invariant=batch_invariant)
-    return CachedKvCall(flags, t.capacity)
+    batch_invariant = common.boolean("batch_invariant", batch_invariant, "a bool")
+    common.boolean("rotary_interleaved", rotary_interleaved, "a bool")
+    num_splits = common.count("num_splits", num_splits)
+    return CachedKvCall(flags._replace(num_splits=num_splits, batch_invariant=batch_invariant), t.capacity)
 
 
 def _seqlens(t: checks.Tensors) -> Tensor | None:

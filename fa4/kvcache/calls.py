@@ -6,11 +6,12 @@ same options needs none.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..mods.frontend import trace_cache
 from ..mods.ir.record import Mods
 from ..runtime.spec import MIN_PLANNED_KEYS, AttentionInputs, Cache, Flags, rounded_keys
 from ..runtime.torch_internals import modes_need_dispatcher
@@ -20,19 +21,6 @@ from ..torch_ops.signature import MAX_ENTRIES, CallCache, routes
 from .append import Append
 from .ops import is_plain, route
 from .record import AppendArguments
-
-
-class KvCallOptions(NamedTuple):
-    """Options of a call besides its tensors, as the caller wrote them."""
-
-    softmax_scale: Any
-    causal: Any
-    window_size: Any
-    softcap: Any
-    backend: Any
-    num_splits: Any
-    batch_invariant: Any
-    rotary_interleaved: Any
 
 
 class CachedKvCall:
@@ -134,4 +122,4 @@ def cache_of(score_mod: Any, mask_mod: Any) -> CallCache[CachedKvCall] | None:
     """Return the call cache for these functions; None if nothing is cached for them."""
     if modes_need_dispatcher():
         return None
-    return plain_calls if score_mod is None and mask_mod is None else mod_ops.cached(score_mod, mask_mod, None)
+    return plain_calls if score_mod is None and mask_mod is None else trace_cache.known(score_mod, mask_mod, None)

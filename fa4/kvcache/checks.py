@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..runtime.spec import BYTES, Cache
 from ..runtime.torch_internals import carries_tangent, is_mapped
-from ..torch_ops.checks import DTYPES, check_int32, shown
+from ..torch_ops.checks import check_dtype, check_int32, check_plain, shown
 
 _BYTES_SHOWN = " or ".join(map(str, BYTES))
 
@@ -59,15 +59,9 @@ def check(t: Tensors, table: str = "page_table") -> None:
 
 
 def _check_tensor(name: str, x: Tensor, like: Tensor, ndim: int, axes: str) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
-    if x.is_nested or x.layout is not torch.strided:
-        came = "is a nested tensor" if x.is_nested else f"has layout {x.layout}"
-        raise TypeError(f"{name} {came}, expected a plain one, of layout torch.strided")
+    check_plain(name, x, like)
     if x.ndim != ndim:
         raise ValueError(f"{name} has {x.ndim} dimensions, shape {shown(x)}, expected {ndim}: {axes}")
-    if x.device != like.device:
-        raise ValueError(f"{name} is on {x.device}, expected {like.device} like q")
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ValueError(f"{name} has stride {x.stride(-1)} on its last axis, expected 1: call {name}.contiguous()")
 
@@ -76,8 +70,7 @@ def _check_queries(t: Tensors) -> None:
     packed = t.cu_seqlens_q is not None
     axes = "(total, heads, head_dim)" if packed else "(batch, seqlen, heads, head_dim)"
     _check_tensor("q", t.q, t.q, 3 if packed else 4, axes)
-    if t.q.dtype not in DTYPES:
-        raise TypeError(f"q has dtype {t.q.dtype}, expected float16, bfloat16, float32 or float64")
+    check_dtype("q", t.q)
     if t.q.shape[-1] == 0:
         raise ValueError(f"q has shape {shown(t.q)}, expected a last axis of at least 1")
     if t.cu_seqlens_q is not None:
@@ -210,13 +203,9 @@ def _check_descales(t: Tensors) -> None:
             continue
         if t.k_cache.dtype not in BYTES:
             raise ValueError(f"{name} is given with a cache of dtype {t.k_cache.dtype}, expected {_BYTES_SHOWN}")
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
-        if x.is_nested or x.layout is not torch.strided or x.dtype != torch.float32:
-            came = "is a nested tensor" if x.is_nested else f"has dtype {x.dtype}, {x.layout}"
-            raise TypeError(f"{name} {came}, expected torch.float32, torch.strided")
-        if x.device != t.q.device:
-            raise ValueError(f"{name} is on {x.device}, expected {t.q.device} like q")
+        check_plain(name, x, t.q)
+        if x.dtype != torch.float32:
+            raise TypeError(f"{name} has dtype {x.dtype}, expected torch.float32")
         if x.shape not in ((), (1,), (heads,), (t.batch, heads)):
             raise ValueError(f"{name} has shape {shown(x)}, expected (), ({heads},) or ({t.batch}, {heads})")
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
+from ..mods.frontend import trace_cache
 from ..mods.ir.record import Mods
 from ..runtime.spec import PACKED, AttentionInputs, Flags
 from ..runtime.torch_internals import modes_need_dispatcher, needs_dispatcher, unwrap_dead_wrappers
@@ -113,7 +114,7 @@ def attend(
     elif extras is None:
         cache = _packed if packed else _dense
     else:
-        cache = mod_ops.cached(*extras.functions)
+        cache = trace_cache.known(*extras.functions)
     cached = None if cache is None else cache.last.find(tensors, key_options)
     if cached is not None and cached.plain_forward is not None:
         return cached.plain_forward(tensors)

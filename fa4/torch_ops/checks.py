@@ -142,8 +142,7 @@ def _check_layouts(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
 def check_like(name: str, x: Tensor, q: Tensor, like: str, any_dtype: bool = False) -> None:
     """Check dtype, device and last axis of a strided or jagged tensor. like: the caller's name of q. any_dtype: x may
     have another dtype than q."""
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
+    check_dtype(name, x)
     if x.dtype != q.dtype and not any_dtype:
         raise TypeError(f"{name} has dtype {x.dtype}, expected {q.dtype} like {like}")
     if x.device != q.device:
@@ -302,33 +301,40 @@ def _side(side: int | None, window_size: WindowSize) -> int | None:
     return None if side == -1 or side >= _OPEN else side
 
 
-def _check_sink(sink: Tensor, q: Tensor) -> None:
-    if not isinstance(sink, Tensor):
-        raise TypeError(f"learnable_sink is a {type(sink).__name__}, expected a torch.Tensor")
-    if sink.dtype not in DTYPES:
-        raise TypeError(f"learnable_sink has dtype {sink.dtype}, expected float16, bfloat16, float32 or float64")
-    if sink.is_nested:
-        raise TypeError("learnable_sink is a nested tensor, expected a plain one")
-    if sink.layout is not torch.strided:
-        raise TypeError(f"learnable_sink has layout {sink.layout}, expected torch.strided")
-    if sink.shape != (q.shape[-2],):
-        raise ValueError(f"learnable_sink has shape {shown(sink)}, expected ({q.shape[-2]},): one logit per query head")
-    if sink.device != q.device:
-        raise ValueError(f"learnable_sink is on {sink.device}, expected {q.device} like q")
-
-
-def check_int32(name: str, x: Tensor | None, q: Tensor, length: int | None) -> Tensor:
+def check_plain(name: str, x: Any, q: Tensor, expected: str = "a torch.Tensor", like: str = "q") -> None:
+    """Raise unless x is a strided tensor on q's device."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}, expected an int32 torch.Tensor")
+        raise TypeError(f"{name} is a {type(x).__name__}, expected {expected}")
     if x.is_nested:
         raise TypeError(f"{name} is a nested tensor, expected a plain one")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}, expected torch.strided")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, expected {q.device} like {like}")
+
+
+def check_dtype(name: str, x: Tensor) -> None:
+    """Raise unless x has a dtype that attention supports."""
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
+
+
+def _check_sink(sink: Tensor, q: Tensor) -> None:
+    check_plain("learnable_sink", sink, q)
+    check_dtype("learnable_sink", sink)
+    if sink.shape != (q.shape[-2],):
+        raise ValueError(f"learnable_sink has shape {shown(sink)}, expected ({q.shape[-2]},): one logit per query head")
+
+
+def check_int32(name: str, x: Tensor | None, q: Tensor, length: int | None, like: str = "q") -> Tensor:
+    """Check and return (length,) int32 on q's device; None: any length from 1. like: the caller's name of q."""
+    check_plain(name, x, q, "an int32 torch.Tensor", like)
+    assert x is not None
     if x.dtype != torch.int32:
         raise TypeError(f"{name} has dtype {x.dtype}, expected torch.int32")
     if x.ndim != 1 or (x.shape[0] < 1 if length is None else x.shape[0] != length):
         expected = "(batch + 1,)" if length is None else f"({length},)"
         raise ValueError(f"{name} has shape {shown(x)}, expected {expected}")
-    if x.device != q.device:
-        raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
     if not x.is_contiguous():
         raise ValueError(f"{name} has stride {x.stride(0)}, expected 1: call {name}.contiguous()")
     return x

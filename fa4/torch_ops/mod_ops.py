@@ -120,17 +120,9 @@ class Limits(NamedTuple):
         )
 
 
-def cached(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> CallCache | None:
-    """Return the call cache of these three objects, or None."""
-    entry = trace_cache.known(score_mod, mask_mod, block_mask)
-    return None if entry is None else entry.value
-
-
 def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> CallCache | None:
-    """Create a call cache for these three objects, if their changes can be detected."""
-    if block_mask is not None:
-        mask_mod = blocks.mask_mod_of(block_mask)
-    functions = [function for function in (score_mod, mask_mod) if function is not None]
+    """Create a call cache for these three objects, of a checked call, if their changes can be detected."""
+    masks = mask_mod if block_mask is None else blocks.mask_mod_of(block_mask)
+    functions = [function for function in (score_mod, masks) if function is not None]
     calls: CallCache[Any] = CallCache()
-    mask_mod = None if block_mask is not None else mask_mod
     return calls if trace_cache.keep(score_mod, mask_mod, block_mask, functions, calls) else None

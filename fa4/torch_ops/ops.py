@@ -171,6 +171,12 @@ def _fake_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mo
     return *results, [x.new_empty(x.shape if i in mods.trained else 0) for i, x in enumerate(mods.tensors)]
 
 
+def _register_flops(name: str, records: Records, formula: Callable[..., int]) -> None:
+    @register_flop_formula(getattr(torch.ops.fa4, name), get_raw=True)
+    def count(*arguments, out_val=None, **_) -> int:
+        return formula(**split(arguments, records))
+
+
 _GRADIENTS = "Tensor dq, Tensor dk, Tensor dv, Tensor dsink"
 for _suffix, _records, _gradients in (
     ("", FORWARD, _GRADIENTS),
@@ -178,15 +184,6 @@ for _suffix, _records, _gradients in (
 ):
     define(f"forward{_suffix}", _records, "Tensor out, Tensor lse", _forward, fake_forward)
     define(f"backward{_suffix}", backward_of(_records), _gradients, _backward, _fake_backward)
-
-
-def _register_flops(name: str, records: Records, formula: Callable[..., int]) -> None:
-    @register_flop_formula(getattr(torch.ops.fa4, name), get_raw=True)
-    def count(*arguments, out_val=None, **_) -> int:
-        return formula(**split(arguments, records))
-
-
-for _suffix, _records in (("", FORWARD), ("_with_mods", FORWARD_WITH_MODS)):
     _register_flops(f"forward{_suffix}", _records, flops.forward)
     _register_flops(f"backward{_suffix}", backward_of(_records), flops.backward)
 for _name, _records in (("forward", FORWARD), ("backward", backward_of(FORWARD))):

@@ -81,10 +81,10 @@ class RouteMap:
     def find(self, signature: Signature | None) -> Any:
         """Return the value; None without a valid one, or if a part of the signature has no hash."""
         try:
-            tensor_positions, value = self._values[signature]  # type: ignore[index]
+            context, value = self._values[signature]  # type: ignore[index]
         except (KeyError, TypeError):
             return None
-        return value if tensor_positions is device_context.get() else None
+        return value if context is device_context.get() else None
 
     def keep(self, signature: Signature | None, value: Any) -> None:
         if signature is None:
@@ -180,30 +180,14 @@ _grad_mode, _deterministic, _context = torch.is_grad_enabled, deterministic_algo
 class _GuardedCall(Generic[T]):
     """Test whether a call with equal options equals the stored one."""
 
-    __slots__ = (
-        "_absent",
-        "_aliases",
-        "_check",
-        "_context",
-        "_deterministic",
-        "_grad_mode",
-        "_nones",
-        "_present",
-        "_typed",
-        "value",
-    )
-
     def __init__(self, tensors: tuple, options: tuple, value: T, free: tuple[int, ...]) -> None:
         self.value = value
         self._typed = [(i, x) for i, x in enumerate(options) if not (x is None or isinstance(x, str))]
         positions = range(len(tensors))
         first = {id(tensors[i]): i for i in reversed(positions)}  # first position of each object
-        tensor_positions = [i for i in positions if tensors[i] is not None]
-        present, absent = (
-            [i for i in tensor_positions if first[id(tensors[i])] == i],
-            [i for i in positions if tensors[i] is None],
-        )
-        self._aliases = [(i, first[id(tensors[i])]) for i in tensor_positions if i not in present]
+        absent = [i for i in positions if tensors[i] is None]
+        present = [i for i in positions if i not in absent and first[id(tensors[i])] == i]
+        self._aliases = [(i, first[id(tensors[i])]) for i in positions if i not in present + absent]
         self._present, self._absent = _getter(present), _getter(absent)
         self._nones = (None,) * len(absent)
         distinct = self._present(tensors)

@@ -21,7 +21,7 @@ def arguments(seed, **changes):
 def look(given) -> calls.CachedKvCall | None:
     """What one look knows of a call."""
     names = calls_of_tensors()
-    options = calls.KvCallOptions(
+    options = (
         given.get("softmax_scale"), given["causal"], given.get("window_size", (None, None)), given.get("softcap", 0.0),
         given.get("backend", "auto"), given.get("num_splits", 0), False, True,
     )  # fmt: skip

@@ -80,10 +80,10 @@ _BLOCK_FIELDS = (*LISTS, "mask_mod", "BLOCK_SIZE", "seq_lengths")
 _cached_mods: dict[tuple, CachedMods] = {}
 
 
-def known(score_mod: Any, mask_mod: Any, block_mask: Any) -> CachedMods | None:
-    """Return what is cached for these three objects, or None."""
+def known(score_mod: Any, mask_mod: Any, block_mask: Any) -> Any:
+    """Return the value cached for these three objects, or None."""
     found = _cached_mods.get((id(score_mod), id(mask_mod), id(block_mask)))
-    return found if found is not None and found.holds(block_mask) else None
+    return found.value if found is not None and found.holds(block_mask) else None
 
 
 def keep(score_mod: Any, mask_mod: Any, block_mask: Any, functions: list[Any], value: Any) -> bool:

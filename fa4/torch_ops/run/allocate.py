@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,10 +27,8 @@ UNWRITTEN = torch.inf
 """Preset lse of split-KV parts in padding rows. No computed lse is +inf: with +inf logits it is NaN."""
 
 
-class ResultMaker(Protocol):
-    """Allocate out and lse (or their split-KV parts) for inputs whose first entry is q."""
-
-    def __call__(self, inputs: tuple) -> tuple[Tensor, Tensor]: ...
+ResultMaker = Callable[[tuple], tuple[Tensor, Tensor]]
+"""Allocator of out and lse (or their split-KV parts) for inputs whose first entry is q."""
 
 
 def result_maker(
@@ -75,10 +72,8 @@ def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> 
     return make
 
 
-class PaddingSetter(Protocol):
-    """Set padding rows: of `matrices` to 0, of `rows` to a fill value."""
-
-    def __call__(self, inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None: ...
+PaddingSetter = Callable[[AttentionInputs, tuple[Tensor, ...], Tensor | None], None]
+"""Setter of padding rows of inputs: of matrices to 0, of rows of lse (or None) to a fill value."""
 
 
 def padding_setter(
@@ -118,11 +113,8 @@ def padding_setter(
     fixed = None if spec.varlen else blocks_of(inputs)
 
     def set_padding_rows(inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None:
-        blocks = blocks_of(inputs) if fixed is None else fixed
-        if side == "q":
-            launcher((matrices or None, rows, inputs.cu_seqlens_q, inputs.seqused_q), blocks)
-        else:
-            launcher((matrices or None, rows, inputs.cu_seqlens_k, inputs.seqused_k), blocks)
+        lengths = (inputs.cu_seqlens_q, inputs.seqused_q) if side == "q" else (inputs.cu_seqlens_k, inputs.seqused_k)
+        launcher((matrices or None, rows, *lengths), blocks_of(inputs) if fixed is None else fixed)
 
     return set_padding_rows
 
