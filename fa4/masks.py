@@ -32,7 +32,6 @@ causal.of_ranges = lambda b, h, first, stop, kv_idx: (kv_idx < stop, kv_idx <= f
 class sliding_window(ReadyMade):
     """A query attends to its own position and the `window` keys before it."""
 
-    _fields = ("window",)
     window: int
 
     def __init__(self, window: int) -> None:
@@ -50,7 +49,6 @@ class sliding_window(ReadyMade):
 class prefix(ReadyMade):
     """All queries of a sequence attend to its first keys, and causally to the others. lengths: (batch,) integers."""
 
-    _fields = ("lengths",)
     lengths: Tensor
 
     def __init__(self, lengths: Tensor) -> None:
@@ -64,7 +62,6 @@ class documents(ReadyMade):
     """A query attends to the keys of its own document. document: (batch, seqlen) integers, or (seqlen,) for every
     sequence; of_keys: the same for the keys, if they differ."""
 
-    _fields = ("document", "of_keys")
     document: Tensor
     of_keys: Tensor
 
@@ -82,7 +79,6 @@ class documents(ReadyMade):
 class dilated(ReadyMade):
     """A query attends to itself and to every `dilation`-th key on both sides, at most `window` per side."""
 
-    _fields = ("window", "dilation")
     window: int
     dilation: int
 
@@ -103,7 +99,6 @@ class tree(ReadyMade):
     is entered earlier and left later.
     """
 
-    _fields = ("first", "last")
     first: Tensor
     last: Tensor
 
@@ -120,7 +115,6 @@ class columns(ReadyMade):
     start, stop: (batch, heads, seqlen_k) integers. Source: FlashMask, arXiv 2410.01359.
     """
 
-    _fields = ("start", "stop")
     start: Tensor
     stop: Tensor
 
@@ -139,9 +133,8 @@ class columns(ReadyMade):
 class _Combined(ReadyMade):
     """Combine the results of masks by an operator. It has `of_ranges` if all masks have it."""
 
-    _fields = ("masks",)
     masks: tuple[MaskMod, ...]
-    combine: staticmethod
+    combine = staticmethod(operator.and_)
 
     def __init__(self, *masks: MaskMod) -> None:
         name = type(self).__name__
@@ -171,8 +164,6 @@ class _Combined(ReadyMade):
 
 class both(_Combined):
     """Intersection of masks."""
-
-    combine = staticmethod(operator.and_)
 
 
 class either(_Combined):

@@ -20,7 +20,6 @@ class alibi(ReadyMade):
     Source: Press, Smith, Lewis, "Train short, test long", arXiv 2108.12409.
     """
 
-    _fields = ("slopes",)
     slopes: Tensor
 
     def __init__(self, slopes: Tensor) -> None:
@@ -40,7 +39,6 @@ class relative_bias(ReadyMade):
     """Learned bias for each head and distance. table: (heads_q, 2 * n + 1), for distances kv_idx - q_idx from -n to n;
     larger distances use the outermost entries."""
 
-    _fields = ("table",)
     table: Tensor
 
     def __init__(self, table: Tensor) -> None:
@@ -57,7 +55,6 @@ class relative_bias(ReadyMade):
 class bias(ReadyMade):
     """Bias for each pair. values: (batch, heads_q, seqlen_q, seqlen_k); an axis of size 1 is broadcast."""
 
-    _fields = ("values",)
     values: Tensor
 
     def __init__(self, values: Tensor) -> None:
@@ -71,7 +68,6 @@ class bias(ReadyMade):
 class softcap(ReadyMade):
     """cap * tanh(score / cap), as the argument softcap= does. cap: positive."""
 
-    _fields = ("cap",)
     cap: float
 
     def __init__(self, cap: float) -> None:
@@ -88,7 +84,6 @@ class softcap(ReadyMade):
 class temperature(ReadyMade):
     """Factor on the scores of each query head. per_head: (heads_q,)."""
 
-    _fields = ("per_head",)
     per_head: Tensor
 
     def __init__(self, per_head: Tensor) -> None:

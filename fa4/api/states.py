@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.spec import compute_dtype
-from ..torch_ops.checks import check_dtype
+from ..torch_ops.checks import check_dtype, check_plain
 
 
 def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -57,11 +57,8 @@ def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             raise TypeError(f"{name} is a {type(states).__name__}, expected a list of tensors, one of each state")
     if len(outs) != len(lses) or not outs:
         raise ValueError(f"there are {len(outs)} outs and {len(lses)} lses, expected one of each for every state")
-    for name, states in (("outs", outs), ("lses", lses)):
-        for i, x in enumerate(states):
-            if not isinstance(x, Tensor):
-                raise TypeError(f"{name}[{i}] is a {type(x).__name__}, expected a torch.Tensor")
     first = outs[0]
+    check_plain("outs[0]", first, first)
     check_dtype("outs[0]", first)
     if first.ndim not in (3, 4):
         raise ValueError(
@@ -73,9 +70,8 @@ def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     for name, states in (("outs", outs), ("lses", lses)):
         shape, dtype = expected[name]
         for i, x in enumerate(states):
+            check_plain(f"{name}[{i}]", x, first, like="outs[0]")
             if tuple(x.shape) != shape:
                 raise ValueError(f"{name}[{i}] has shape {tuple(x.shape)}, expected {shape} to go with outs[0]")
             if x.dtype != dtype:
                 raise TypeError(f"{name}[{i}] has dtype {x.dtype}, expected {dtype}")
-            if x.device != first.device:
-                raise ValueError(f"{name}[{i}] is on {x.device}, expected {first.device} like outs[0]")

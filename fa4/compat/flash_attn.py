@@ -319,7 +319,6 @@ def _alibi(slopes: Tensor, batch: int, q: Tensor, shift: Any, softcap: float) ->
 class _Alibi(ReadyMade):
     """ALiBi. slopes: (heads_q,) or (batch, heads_q). shift: an int or (batch,). cap: the softcap before it, or None."""
 
-    _fields = ("slopes", "shift", "cap")
     slopes: Tensor
     shift: int | Tensor
     cap: float | Tensor | None

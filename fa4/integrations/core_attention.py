@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from ..api.dense import flash_attn_varlen_func
 from ..distributed import context_parallel_attention
+from .documents import PackedLengths
 
 METHODS = {None: "ring", "p2p": "ring", "all_gather": "all-gather"}
 
 
-class PackedSequences(NamedTuple):
-    """Sequences in packed rows. starts: (batch + 1,) the first row of each. max_seqlen: the most rows of a sequence.
-    lengths: (batch,) used rows of each, None for all."""
-
-    starts: Tensor
-    max_seqlen: int | None
-    lengths: Tensor | None
-
-    @staticmethod
-    def of(starts: Tensor, padded: Tensor | None, max_seqlen: int | None) -> PackedSequences:
-        """starts: cu_seqlens without padding between sequences. padded: cu_seqlens with that padding, or None."""
-        if padded is None or padded is starts:
-            return PackedSequences(starts, max_seqlen, None)
-        return PackedSequences(padded, max_seqlen, starts.diff())
+def with_padding(starts: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return cu_seqlens and seqused (None for all rows) of one side. starts: cu_seqlens without padding between
+    sequences. padded: cu_seqlens with that padding, or None."""
+    return (starts, None) if padded is None or padded is starts else (padded, starts.diff())
 
 
 def attend_packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_seqs: PackedSequences,
-    k_seqs: PackedSequences,
-    group: Any,
-    method: str,
-    options: dict[str, Any],
+    q: Tensor, k: Tensor, v: Tensor, lengths: PackedLengths, group: Any, method: str, options: dict[str, Any]
 ) -> Any:
     """Return out, (rows, heads_q, head_dim_v), of one process or of a context-parallel group.
 
@@ -44,14 +28,11 @@ def attend_packed(
         NotImplementedError: padding between sequences under context parallelism.
     """
     if group is None:
-        return flash_attn_varlen_func(
-            q, k, v, cu_seqlens_q=q_seqs.starts, cu_seqlens_k=k_seqs.starts, max_seqlen_q=q_seqs.max_seqlen,
-            max_seqlen_k=k_seqs.max_seqlen, seqused_q=q_seqs.lengths, seqused_k=k_seqs.lengths, **options,
-        )  # fmt: skip
-    if q_seqs.lengths is not None or k_seqs.lengths is not None:
+        return flash_attn_varlen_func(q, k, v, **lengths.named(), **options)
+    if lengths.seqused_q is not None or lengths.seqused_k is not None:
         raise NotImplementedError("packed sequences with padding between them under context parallelism")
     return context_parallel_attention(
-        q, k, v, group=group, method=method, cu_seqlens=q_seqs.starts, max_seqlen=q_seqs.max_seqlen, **options
+        q, k, v, group=group, method=method, cu_seqlens=lengths.cu_seqlens_q, max_seqlen=lengths.max_seqlen_q, **options
     )
 
 

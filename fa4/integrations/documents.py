@@ -43,14 +43,10 @@ class PackedLengths(NamedTuple):
 
     def named(self) -> dict[str, Any]:
         """Return the keyword arguments. (torch.compile of torch 2.8 does not support _asdict.)"""
-        return {
-            "cu_seqlens_q": self.cu_seqlens_q,
-            "cu_seqlens_k": self.cu_seqlens_k,
-            "seqused_q": self.seqused_q,
-            "seqused_k": self.seqused_k,
-            "max_seqlen_q": self.max_seqlen_q,
-            "max_seqlen_k": self.max_seqlen_k,
-        }
+        return dict(zip(_LENGTHS, self))
+
+
+_LENGTHS = PackedLengths._fields
 
 
 def table_of_runs(valid_keys: Tensor, q_length: int, shift: int | Tensor, causal: bool) -> Tensor:
@@ -308,9 +304,8 @@ def cached_result(make: Callable[[], Any], position_ids: Tensor, mask: Any, *key
 
 def compiled_documents(position_ids: Tensor, table: Tensor | None, batch: int, causal: bool) -> PackedLengths:
     """Return the documents of a batch in compiled code, for equal numbers of keys and queries. Sizes are unbacked."""
-    cu_q, cu_k, seqused_q, seqused_k, longest = torch.ops.fa4.documents(position_ids, table, batch, causal)
-    if table is None:
-        return PackedLengths(cu_q, cu_k, None, None, longest.shape[0], longest.shape[1])
+    cu_q, cu_k, *used, longest = torch.ops.fa4.documents(position_ids, table, batch, causal)
+    seqused_q, seqused_k = (None, None) if table is None else used
     return PackedLengths(cu_q, cu_k, seqused_q, seqused_k, longest.shape[0], longest.shape[1])
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ..api.dense import flash_attn_func
 from ..distributed import context_parallel_attention
-from .core_attention import METHODS, PackedSequences, attend_packed, mask_mod_of
+from .core_attention import METHODS, attend_packed, mask_mod_of, with_padding
+from .documents import PackedLengths
 
 _CAUSAL = dict.fromkeys(("no_mask", "padding", "arbitrary"), False)
 _CAUSAL |= dict.fromkeys(("causal", "padding_causal", "causal_bottom_right"), True)
@@ -133,7 +134,11 @@ class CoreAttention(nn.Module):
             deterministic=self.deterministic,
         )
         if packed_seq_params is not None:
-            return self._packed(query, key, value, packed_seq_params, options).flatten(1)
+            packed = packed_seq_params
+            q_bounds, q_used = with_padding(packed.cu_seqlens_q, packed.cu_seqlens_q_padded)
+            k_bounds, k_used = with_padding(packed.cu_seqlens_kv, packed.cu_seqlens_kv_padded)
+            lengths = PackedLengths(q_bounds, k_bounds, q_used, k_used, packed.max_seqlen_q, packed.max_seqlen_kv)
+            return attend_packed(query, key, value, lengths, self.group, self.method, options).flatten(1)
         if kind == "causal" and query.shape[0] != key.shape[0]:
             raise NotImplementedError(
                 "a causal mask with other numbers of keys than queries, expected no_mask to decode"
@@ -147,11 +152,6 @@ class CoreAttention(nn.Module):
         else:
             raise NotImplementedError("attention_mask is given under context parallelism, expected packed sequences")
         return out.transpose(0, 1).flatten(2)
-
-    def _packed(self, q: Tensor, k: Tensor, v: Tensor, packed: Any, options: dict[str, Any]) -> Any:
-        q_seqs = PackedSequences.of(packed.cu_seqlens_q, packed.cu_seqlens_q_padded, packed.max_seqlen_q)
-        k_seqs = PackedSequences.of(packed.cu_seqlens_kv, packed.cu_seqlens_kv_padded, packed.max_seqlen_kv)
-        return attend_packed(q, k, v, q_seqs, k_seqs, self.group, self.method, options)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
         """Return the sharded state for Megatron's distributed checkpoints: a learnable sink, sharded by heads."""

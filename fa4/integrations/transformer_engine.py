@@ -20,7 +20,8 @@ from ..api.dense import flash_attn_func
 from ..distributed import context_parallel_attention
 from ..masks import causal as top_left
 from ..scores import bias
-from .core_attention import METHODS, PackedSequences, attend_packed, mask_mod_of
+from .core_attention import METHODS, attend_packed, mask_mod_of, with_padding
+from .documents import PackedLengths
 
 FORMATS = ("sbhd", "bshd", "thd")
 MASKS = (
@@ -192,14 +193,15 @@ class DotProductAttention(nn.Module):
         if layout == "thd":
             if cu_seqlens_q is None or cu_seqlens_kv is None:
                 raise ValueError('cu_seqlens_q or cu_seqlens_kv is None, expected both with qkv_format="thd"')
-            q_seqs = PackedSequences.of(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q)
-            k_seqs = PackedSequences.of(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
+            q_bounds, q_used = with_padding(cu_seqlens_q, cu_seqlens_q_padded)
+            k_bounds, k_used = with_padding(cu_seqlens_kv, cu_seqlens_kv_padded)
+            lengths = PackedLengths(q_bounds, k_bounds, q_used, k_used, max_seqlen_q, max_seqlen_kv)
             if not mask.bottom_right and cu_seqlens_q is not cu_seqlens_kv:
                 raise NotImplementedError(
                     f'attn_mask_type is {mask.kind!r} with qkv_format="thd" and other lengths of keys than of queries, '
                     'expected a mask type that ends in "bottom_right"'
                 )
-            return attend_packed(q, k, v, q_seqs, k_seqs, self.cp_group, self.method, options).flatten(1)
+            return attend_packed(q, k, v, lengths, self.cp_group, self.method, options).flatten(1)
         if layout == "sbhd":
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         if core_attention_bias_type == "post_scale_bias":
@@ -251,17 +253,17 @@ class DotProductAttention(nn.Module):
             return flash_attn_func(q, k, v, **options)
         _refuse(core_attention_bias="score_mod" in options)
         masks = attention_mask if isinstance(attention_mask, tuple) else (attention_mask, attention_mask)
-        sequences = []
+        bounds, used = [], []
         for x, mask_part, starts in zip((q, k), masks, cumulative):
             batch, seqlen = x.shape[:2]
             if starts is None and mask_part is None:
                 raise ValueError(f"attention_mask is None with attn_mask_type={mask.kind!r}, expected it or cu_seqlens")
-            lengths = (~mask_part).flatten(1).sum(1, dtype=torch.int32) if starts is None else starts.diff()
-            bounds = torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
-            sequences.append(PackedSequences(bounds, seqlen, lengths))
+            used.append((~mask_part).flatten(1).sum(1, dtype=torch.int32) if starts is None else starts.diff())
+            bounds.append(torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen)
         q_rows, k_rows, v_rows = (x.flatten(0, 1) for x in (q, k, v))
-        q_seqs, k_seqs = sequences
-        out = attend_packed(q_rows, k_rows, v_rows, q_seqs, k_seqs, None, self.method, options)
+        (q_bounds, k_bounds), (q_used, k_used) = bounds, used
+        lengths = PackedLengths(q_bounds, k_bounds, q_used, k_used, q.shape[1], k.shape[1])
+        out = attend_packed(q_rows, k_rows, v_rows, lengths, None, self.method, options)
         return out.unflatten(0, q.shape[:2])
 
 

@@ -84,7 +84,7 @@ class _DenseBackward:
         tensors = query, key, value
         self._lengths, self._transposed = cached.max_seqlens, [_transpose(x) for x in (*tensors, out, dout)]
         flags = cached.flags._replace(needs_backward=True)
-        inputs = with_lengths(cached, _inputs(*tensors))
+        inputs = with_lengths(cached, AttentionInputs(*_swap_rows_and_heads(*tensors)))
         self._backward = ops.route(inputs, flags).backward
         templates = [torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device="meta") for x in tensors]
         self._heads_first = [_transpose(x) for x in templates]
@@ -118,12 +118,7 @@ def _in_layout_of(x: Tensor, like: Tensor) -> Tensor:
     return x if _has_layout_of(x, like) else torch.empty_like(like).copy_(x)
 
 
-def _inputs(query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
-    """Return the inputs for tensors of (batch, heads, seqlen, head_dim)."""
-    return AttentionInputs(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-
-
-def _swap_rows_and_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _swap_rows_and_heads(*tensors: Tensor) -> tuple[Any, ...]:
     """Return views of (batch, heads, seqlen, head_dim) as (batch, seqlen, heads, head_dim), or the reverse."""
     return tuple(x.transpose(1, 2) for x in tensors)
 
@@ -245,14 +240,14 @@ def _sdpa_forward(
 ) -> tuple[Any, ...]:
     if dropout_p or return_debug_mask:
         mods = _dropout(query, dropout_p, return_debug_mask=return_debug_mask)
-        q, k, v = _swap_rows_and_heads(query, key, value)
-        out, lse = _forward(AttentionInputs(q, k, v), Options(scale, is_causal), mods)
+        inputs = AttentionInputs(*_swap_rows_and_heads(query, key, value))
+        out, lse = _forward(inputs, Options(scale, is_causal), mods)
         bounds = None, None, query.shape[2], key.shape[2]
         return _in_layout_of(out.transpose(1, 2), query), lse, *bounds, *_rng_results(query, mods)
     tensors, key_options = (query, key, value), (is_causal, scale)
     attend = _dense.find(tensors, key_options)
     if attend is None:
-        cached = cached_call(_inputs(query, key, value), Options(scale, is_causal))
+        cached = cached_call(AttentionInputs(*_swap_rows_and_heads(query, key, value)), Options(scale, is_causal))
         attend = _DenseForward(cached, query, key, value)
         _dense.keep(tensors, key_options, attend, cached)
     return attend(query, key, value)
@@ -269,7 +264,7 @@ def _sdpa_backward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     attend = _dense_backward.find(tensors, key_options)
     if attend is None:
         options = a.options._replace(deterministic=torch.are_deterministic_algorithms_enabled())
-        cached = cached_call(_inputs(query, key, value), options)
+        cached = cached_call(AttentionInputs(*_swap_rows_and_heads(query, key, value)), options)
         attend = _DenseBackward(cached, *tensors)
         _dense_backward.keep(tensors, key_options, attend, cached)
     return attend(query, key, value, out, a.logsumexp, grad_out)

@@ -14,7 +14,7 @@ from ..ir.ready import ReadyMade, made
 from ..ir.record import Mods
 from . import blocks
 from .problem import ModProblem, check_fit
-from .trace import ModError, begin_of, name_of, trace_mask, trace_score
+from .trace import ModError, Traced, begin_of, name_of, trace_mask, trace_score
 from .trace_cache import cached_trace
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -34,24 +34,30 @@ def gather(
             raise ValueError("mask_mod and block_mask are both given, expected one: a block_mask has its mask_mod")
         blocks.check(block_mask, problem)
         mask_mod = blocks.mask_mod_of(block_mask)
-    if torch.compiler.is_compiling():
-        mods = _as_constants(score_mod, mask_mod)
-        return mods if block_mask is None else _with_blocks(mods, block_mask, needs_backward)
-    score = None if score_mod is None else cached_trace(trace_score, score_mod)
-    mask = None if mask_mod is None else cached_trace(trace_mask, mask_mod)
-    for role, function, traced in (("score_mod", score_mod, score), ("mask_mod", mask_mod, mask)):
-        if function is not None and traced is not None:
+    found: list[_FoundParts] = []
+    for role, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is None:
+            found.append(("", [], [], []))
+        elif torch.compiler.is_compiling():
+            found.append(_as_constants(function, role == "score_mod"))
+        else:
+            traced = cached_trace(trace_score if role == "score_mod" else trace_mask, function)
             check_fit(role, function, traced, problem)
-    tensors: list[Tensor] = []
-    numbers: list[float] = []
-    for traced in (score, mask):
-        if traced is not None:
-            tensors += traced.tensors
-            numbers += map(float, traced.numbers)
-    texts = ["" if traced is None else traced.graph.text for traced in (score, mask)]
-    trained = [] if score is None else sorted({scatter.tensor for scatter in score.graph.scatters})
-    mods = Mods(tensors, [], texts[0], texts[1], numbers, 0, 0, trained)
+            found.append((*_plain_parts(traced), list(traced.tensors)))
+    (score, numbers, trained, tensors), (mask, mask_numbers, _, mask_tensors) = found
+    mods = Mods([*tensors, *mask_tensors], [], score, mask, [*numbers, *mask_numbers], 0, 0, trained)
     return mods if block_mask is None else _with_blocks(mods, block_mask, needs_backward)
+
+
+_PlainParts = tuple[str, list[float], list[int]]
+"""Text of a graph, its numbers, and the positions of captured tensors that get gradients."""
+_FoundParts = tuple[str, list[float], list[int], list[Tensor]]
+"""The same with the captured tensors."""
+
+
+def _plain_parts(traced: Traced) -> _PlainParts:
+    trained = sorted({scatter.tensor for scatter in traced.graph.scatters})
+    return traced.graph.text, [float(x) for x in traced.numbers], trained
 
 
 def _with_blocks(mods: Mods, block_mask: Any, needs_backward: bool) -> Mods:
@@ -62,31 +68,17 @@ def _with_blocks(mods: Mods, block_mask: Any, needs_backward: bool) -> Mods:
     return mods._replace(blocks=lists, block_q=block_q, block_k=block_k)
 
 
-def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
-    """Return the mods of a call that torch.compile traces. Graphs, numbers and the choice of captured tensors are
-    constants of the compiled code, which is recompiled for another function; values of tensors are not. A ready-made
-    function, or a partial of a module-level function, may be created in compiled code, from tensors that it computes.
-    """
-    texts: list[str] = []
-    tensors: list[Tensor] = []
-    numbers: list[float] = []
-    trained: list[int] = []
-    for is_score, function in ((True, score_mod), (False, mask_mod)):
-        if function is None:
-            texts.append("")
-            continue
-        if isinstance(function, (ReadyMade, functools.partial)):
-            parameters: list[Tensor] = []
-            text, own_numbers, own_trained, positions = _constants_of_parts(_parts(function, parameters), is_score)
-            tensors += [parameters[i] for i in positions]
-        else:
-            id(function)  # guards the compiled code: constants are valid for this function only
-            text, own_numbers, own_trained = _constants(function, is_score)
-            tensors += _captured(function, is_score)
-        texts.append(text)
-        numbers += own_numbers
-        trained += own_trained
-    return Mods(tensors, [], texts[0], texts[1], numbers, 0, 0, trained)
+def _as_constants(function: Callable, is_score: bool) -> _FoundParts:
+    """Return the parts of a function in a call that torch.compile traces. Graph, numbers and the choice of captured
+    tensors are constants of the compiled code, which is recompiled for another function; values of tensors are not. A
+    ready-made function, or a partial of a module-level function, may be created in compiled code, from tensors that it
+    computes."""
+    if isinstance(function, (ReadyMade, functools.partial)):
+        parameters: list[Tensor] = []
+        text, numbers, trained, positions = _constants_of_parts(_parts(function, parameters), is_score)
+        return text, numbers, trained, [parameters[i] for i in positions]
+    id(function)  # guards the compiled code: constants are valid for this function only
+    return *_constants(function, is_score), _captured(function, is_score)
 
 
 def _parts(x: Any, tensors: list[Tensor]) -> Any:
@@ -139,10 +131,8 @@ def _constant_when_compiled(function: Callable) -> Callable:
 
 
 @_constant_when_compiled
-def _constants(function: Callable, is_score: bool) -> tuple[str, list[float], list[int]]:
-    traced = cached_trace(trace_score if is_score else trace_mask, function)
-    trained = sorted({scatter.tensor for scatter in traced.graph.scatters})
-    return traced.graph.text, [float(x) for x in traced.numbers], trained
+def _constants(function: Callable, is_score: bool) -> _PlainParts:
+    return _plain_parts(cached_trace(trace_score if is_score else trace_mask, function))
 
 
 @_constant_when_compiled
@@ -156,8 +146,7 @@ def _constants_of_parts(parts: Any, is_score: bool) -> tuple[str, list[float], l
     if None in positions:
         function = getattr(function, "func", function)
         raise ModError(f"{name_of(function)}: reads a tensor that it is not made of{begin_of(function)}")
-    trained = sorted({scatter.tensor for scatter in traced.graph.scatters})
-    return traced.graph.text, [float(x) for x in traced.numbers], trained, [i for i in positions if i is not None]
+    return *_plain_parts(traced), [i for i in positions if i is not None]
 
 
 @_constant_when_compiled

@@ -37,13 +37,7 @@ def in_tiles(mods: Mods, seqlens: tuple[int, int]) -> Mods:
     of_keys = listed(pooled)
     of_queries = listed(pooled.transpose(2, 3)) if has_other_side else mods.blocks[4:8]
     graph = _with_state_lookup(parse(mods.mask) if mods.mask else None, block, table.shape)
-    return mods._replace(
-        tensors=[*mods.tensors, table.to(torch.int32)],
-        blocks=[*of_keys, *of_queries, *orders(of_keys, of_queries), *mods.blocks[NUM_BLOCK_TENSORS:]],
-        mask=graph.text,
-        block_q=sizes[0],
-        block_k=sizes[1],
-    )
+    return _with_states(mods, table, graph, of_keys, of_queries)._replace(block_q=sizes[0], block_k=sizes[1])
 
 
 def to_head_groups(mods: Mods, batch: int, heads: int, group: int) -> Mods:
@@ -51,12 +45,15 @@ def to_head_groups(mods: Mods, batch: int, heads: int, group: int) -> Mods:
     table = state_table(mods.blocks[:4], mods.key_blocks).expand(batch, heads, -1, -1)
     parts = table.unflatten(1, (heads // group, group))
     pooled = (parts != NONE).any(2).to(torch.uint8) + (parts == FULL).all(2).to(torch.uint8)
-    of_keys, of_queries = listed(pooled), listed(pooled.transpose(2, 3))
-    return mods._replace(
-        tensors=[*mods.tensors, table.to(torch.int32)],
-        blocks=[*of_keys, *of_queries, *orders(of_keys, of_queries), *mods.blocks[NUM_BLOCK_TENSORS:]],
-        mask=mask_of_groups(mods.spec()).text,
-    )
+    return _with_states(mods, table, mask_of_groups(mods.spec()), listed(pooled), listed(pooled.transpose(2, 3)))
+
+
+def _with_states(
+    mods: Mods, table: Tensor, mask: Graph, of_keys: Sequence[Tensor], of_queries: Sequence[Tensor]
+) -> Mods:
+    """Return mods with other block lists, and the state table that the other mask_mod reads."""
+    lists = [*of_keys, *of_queries, *orders(of_keys, of_queries), *mods.blocks[NUM_BLOCK_TENSORS:]]
+    return mods._replace(tensors=[*mods.tensors, table.to(torch.int32)], blocks=lists, mask=mask.text)
 
 
 def mask_of_groups(mods: ModSpec) -> Graph:

@@ -127,9 +127,6 @@ class Recorder:
         self._kept.append(x)
         self._ranges[id(x)] = _Range(first, (step,))
 
-    def is_range(self, x: Tensor) -> bool:
-        return id(x) in self._ranges
-
     def _range_of(self, x: Tensor) -> _Range | None:
         """Return a tensor made of numbers as numbers evenly spaced along each axis; None if they are not."""
         if id(x) in self._ranges or not x.numel():
@@ -166,7 +163,7 @@ class Recorder:
         """Return x[indices] of a captured tensor, of a partial index of one, or of a tensor made of numbers."""
         if len(indices) > x.ndim:
             raise ModError(f"indexes a tensor of shape {tuple(x.shape)} by {len(indices)} indices")
-        if len(indices) == x.ndim and (self.is_constant(x) or self.is_range(x)):
+        if len(indices) == x.ndim and (self.is_constant(x) or id(x) in self._ranges):
             range_ = self._range_of(x)
             if range_ is not None:
                 return self._range_element(

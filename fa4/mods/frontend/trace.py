@@ -348,17 +348,13 @@ class _Operators(TorchDispatchMode):
             return NotImplemented
         self._decomposed.append(func)
         try:
-            return self._run_decomposition(func, args, kwargs)
+            if func in torch._decomp.decomposition_table:
+                return torch._decomp.decomposition_table[func](*args, **kwargs)
+            if func.has_kernel_for_dispatch_key(_COMPOSITE):
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+            return func.decompose(*args, **kwargs)
         finally:
             self._decomposed.pop()
-
-    @staticmethod
-    def _run_decomposition(func, args, kwargs):
-        if func in torch._decomp.decomposition_table:
-            return torch._decomp.decomposition_table[func](*args, **kwargs)
-        if func.has_kernel_for_dispatch_key(_COMPOSITE):
-            return func._op_dk(_COMPOSITE, *args, **kwargs)
-        return func.decompose(*args, **kwargs)
 
 
 def _out_of_place(func: Any) -> Any:

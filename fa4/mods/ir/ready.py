@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import numbers
 from typing import Any
 
@@ -26,14 +27,17 @@ def plain_key(x: Any) -> tuple | None:
 
 
 class ReadyMade:
-    """Immutable score_mod or mask_mod. `_fields` of a subclass lists its parameters: numbers, tensors, functions and
-    tuples of these.
+    """Immutable score_mod or mask_mod. The annotated names of a subclass, `_fields`, are its parameters: numbers,
+    tensors, functions and tuples of these.
 
     Instances are equal if class, numbers and functions are equal and tensors identical. They can be pickled and
     deep-copied; a deep copy has its own tensors.
     """
 
     _fields: tuple[str, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._fields = (*cls._fields, *inspect.get_annotations(cls))
 
     def __init__(self, *values: Any) -> None:
         for name, value in zip(self._fields, values, strict=True):
