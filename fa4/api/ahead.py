@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kvcache import ops as cache_ops
 from ..mods.ir.record import Mods, ModSpec
 from ..runtime import disk, jit
 from ..runtime.device import chip_by_number, chip_of, emulating
@@ -103,7 +102,7 @@ def _run_attention(problem: AheadProblem) -> None:
     mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
     if problem.spec.cache is not None:
         inputs, cache = _with_cache(inputs, problem)
-        run.forward(inputs, *cache_ops.route(inputs, cache, mods, flags), mods, cache)
+        run.forward(inputs, *ops.spec_and_plan(inputs, flags, mods, cache), mods, cache)
         return
     out, lse = ops.route(inputs, flags, mods).forward(inputs, mods)
     if flags.needs_backward:

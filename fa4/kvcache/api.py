@@ -13,10 +13,11 @@ from ..torch_ops import checks as common
 from ..torch_ops import mod_ops
 from ..torch_ops.autocast import autocast_dtype, in_dtype
 from ..torch_ops.checks import Options, WindowSize
+from ..torch_ops.ops import spec_and_plan
 from ..torch_ops.signature import Signature
 from . import calls, checks
 from .calls import CachedKvCall
-from .ops import append_by_operator, forward, is_plain, route
+from .ops import append_by_operator, forward, is_plain
 from .record import AppendArguments
 from .values import check_values
 
@@ -156,10 +157,10 @@ def flash_attn_with_kvcache(
         cache.keep(signature, tensors, opts, cached)
     flags, mods = cached.flags, cached.mods
     if not by_operator:
-        inputs = inputs._replace(max_seqlen_k=cached.planned(sizes)[1])
+        inputs = inputs._replace(max_seqlen_k=cached.planned_keys(sizes[1]))
     if k is not None and v is not None and seqlens is not None:
         if backend != "auto" and not by_operator and not cached.has_run:
-            route(inputs, layout, mods, flags)  # refuse an unsuitable backend before rows are written
+            spec_and_plan(inputs, flags, mods, layout)  # refuse an unsuitable backend before rows are written
         same_position = flags.window_left is None and flags.window_right is None
         new = AppendArguments(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,

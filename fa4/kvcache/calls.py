@@ -19,7 +19,7 @@ from ..torch_ops import checks, mod_ops, ops
 from ..torch_ops.run import ForwardExecutor
 from ..torch_ops.signature import MAX_ENTRIES, CallCache, routes
 from .append import Append
-from .ops import is_plain, route
+from .ops import is_plain
 from .record import AppendArguments
 
 
@@ -53,10 +53,9 @@ class CachedKvCall:
         # With batch_invariant, another bound would split the keys differently.
         return rows, self._capacity if self.flags.batch_invariant else min(bound, self._capacity)
 
-    def planned(self, max_seqlens: tuple[int, int]) -> tuple[int, int]:
-        """Return the bounds that size a launch: the bound of keys, which may grow with each call, is rounded up."""
-        rows, keys = max_seqlens
-        return rows, min(rounded_keys(keys), self._capacity)
+    def planned_keys(self, bound: int) -> int:
+        """Return the bound of keys that sizes a launch: rounded up, because it may grow with each call."""
+        return min(rounded_keys(bound), self._capacity)
 
     def with_mods(self, inputs: AttentionInputs, score_mod: Any, mask_mod: Any) -> CachedKvCall:
         """Add the mods of a call; raise if they do not fit it. inputs: with the caller's bounds."""
@@ -96,7 +95,7 @@ class CachedKvCall:
         if self._is_plain:
             forward = ops.route(inputs, self.flags, self.mods).forward
         else:
-            forward = ForwardExecutor(inputs, *route(inputs, cache, self.mods, self.flags))
+            forward = ForwardExecutor(inputs, *ops.spec_and_plan(inputs, self.flags, self.mods, cache))
         if len(self._forwards) >= MAX_ENTRIES:
             self._forwards.clear()
         self._forwards[inputs.max_seqlens] = forward

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from ..mods.ir.record import Mods
-from ..runtime import dispatch
-from ..runtime.device import chip_of
-from ..runtime.plan import Plan
-from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
+from ..runtime.spec import AttentionInputs, Cache, CacheSpec, Flags
 from ..torch_ops import ops, run
 from .append import Append
 from .record import AppendArguments
@@ -20,13 +17,6 @@ from .values import check_append, check_attention
 
 FORWARD_WITH_CACHE: ops.Records = {"inputs": AttentionInputs, "cache": Cache, "mods": Mods, "flags": Flags}
 NO_MODS = Mods.without_functions()
-
-
-def route(inputs: AttentionInputs, cache: Cache | None, mods: Mods | None, flags: Flags) -> tuple[AttentionSpec, Plan]:
-    """Return the spec and its plan."""
-    chip, spec = chip_of(inputs.q.device), AttentionSpec.of(inputs, flags, mods, cache)
-    dispatch.warn_of_tiled_torch(spec, chip, flags.backend)
-    return spec, dispatch.plan(spec, inputs.extent, chip, flags.backend)
 
 
 def is_plain(inputs: AttentionInputs, cache: Cache) -> bool:
@@ -56,7 +46,7 @@ def append_by_operator(appended: AppendArguments) -> tuple[Tensor, Tensor]:
 def _run(inputs: AttentionInputs, cache: Cache, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
     check_attention(inputs, cache)
     used_mods = mods if mods.score or mods.mask or mods.blocks else None
-    return run.forward(inputs, *route(inputs, cache, used_mods, flags), used_mods, cache)
+    return run.forward(inputs, *ops.spec_and_plan(inputs, flags, used_mods, cache), used_mods, cache)
 
 
 def _append(appended: AppendArguments) -> tuple[Tensor, Tensor]:

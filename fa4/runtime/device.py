@@ -181,35 +181,30 @@ def chip_of(device: torch.device) -> Chip:
     return dataclasses.replace(chip, dry_run=recorder, shared=shared)
 
 
-@contextlib.contextmanager
-def emulating(chip: Chip) -> Iterator[None]:
+def emulating(chip: Chip) -> contextlib.AbstractContextManager[None]:
     """Dispatch this thread's CPU tensors to `chip`'s backends inside this context (see `fa4.emulator.emulate`)."""
-    with _inside((device_context.get() or DeviceContext())._replace(emulated=chip)):
-        yield
+    return inside((device_context.get() or DeviceContext())._replace(emulated=chip))
 
 
-@contextlib.contextmanager
-def dry_run(recorder: Any) -> Iterator[None]:
+def dry_run(recorder: Any) -> contextlib.AbstractContextManager[None]:
     """Attach `recorder` to every chip that `chip_of` returns to this thread inside this context; see
     `fa4.runtime.jit`."""
-    with _inside((device_context.get() or DeviceContext())._replace(recorder=recorder)):
-        yield
+    return inside((device_context.get() or DeviceContext())._replace(recorder=recorder))
 
 
 _SHARED = DeviceContext(shared=True)
 
 
-@contextlib.contextmanager
-def sharing(with_others: bool = True) -> Iterator[None]:
+def sharing(with_others: bool = True) -> contextlib.AbstractContextManager[None]:
     """Mark chips as `shared` inside this context: other kernels occupy some multiprocessors at first."""
     outer = device_context.get()
     shared = _SHARED if outer is None else outer._replace(shared=True)
-    with _inside(shared if with_others else outer):
-        yield
+    return inside(shared if with_others else outer)
 
 
 @contextlib.contextmanager
-def _inside(context: DeviceContext | None) -> Iterator[None]:
+def inside(context: DeviceContext | None) -> Iterator[None]:
+    """Set the device context of this thread inside this context."""
     token = device_context.set(context)
     try:
         yield

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..mods.frontend import blocks, coarse, trace_cache
 from ..mods.frontend.blocks import ModProblem
 from ..mods.frontend.call import MaskMod, ScoreMod, gather
-from ..mods.frontend.problem import entries_of
+from ..mods.frontend.problem import indexed
 from ..mods.ir.graph import parse
 from ..mods.ir.record import Mods
 from ..runtime.device import chip_of
@@ -59,7 +59,7 @@ def visited(mods: Mods) -> float | None:
     if not mods.blocks or mods.blocks[0].is_meta:
         return None
     counts, lists, full_counts = mods.blocks[:3]
-    return blocks.visited(counts, full_counts, lists.shape[-1])
+    return int((counts + full_counts).sum()) / (counts.numel() * lists.shape[-1])
 
 
 def bounded(block_mask: Any, inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs:
@@ -95,7 +95,8 @@ class Limits(NamedTuple):
     def of(cls, mods: Mods, block_mask: Any = None) -> Limits:
         entries: dict[str, int] = {}
         for text, of in ((mods.score, mods.score_values), (mods.mask, mods.mask_values)):
-            for name, size in entries_of(parse(text), of()[0]) if text else ():
+            for load, axis, name in indexed(parse(text)) if text else ():
+                size = of()[0][load].shape[axis]
                 entries[name] = min(size, entries.get(name, size))
         batch, seqlens = None, None
         if block_mask is not None:

@@ -18,7 +18,7 @@ from ..mods.ir.record import Mods
 from ..runtime import dispatch
 from ..runtime.device import chip_of
 from ..runtime.plan import Plan
-from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Flags, Gradients, Saved, compute_dtype
+from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Cache, Flags, Gradients, Saved, compute_dtype
 from ..runtime.torch_internals import is_constant
 from . import batching, checks, flops, run
 from .signature import Signature, routes
@@ -89,6 +89,15 @@ class Route:
         return grads, [None if dx is None else dx.to(x.dtype) for x, dx in zip(mods.tensors, captured)]
 
 
+def spec_and_plan(
+    inputs: AttentionInputs, flags: Flags, mods: Mods | None, cache: Cache | None = None
+) -> tuple[AttentionSpec, Plan]:
+    """Return the spec of a call and its plan."""
+    chip, spec = chip_of(inputs.q.device), AttentionSpec.of(inputs, flags, mods, cache)
+    dispatch.warn_of_tiled_torch(spec, chip, flags.backend)
+    return spec, dispatch.plan(spec, inputs.extent, chip, flags.backend)
+
+
 def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Route:
     """Return the cached route of a call: building it takes as long as several launches."""
     flags = flags.resolved()
@@ -99,9 +108,7 @@ def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Ro
     )  # fmt: skip
     found = routes.find(signature)
     if found is None:
-        spec, chip = AttentionSpec.of(inputs, flags, mods), chip_of(inputs.q.device)
-        dispatch.warn_of_tiled_torch(spec, chip, flags.backend)
-        found = Route(inputs, spec, dispatch.plan(spec, extent, chip, flags.backend))
+        found = Route(inputs, *spec_and_plan(inputs, flags, mods))
         routes.keep(signature, found)
     return found
 

@@ -39,7 +39,7 @@ def served(monkeypatch):
         pytest.skip("needs torch.nn.attention.restore_flash_attention_impl, which torch has from 2.11 on")
     calls, cached_call = [], operators.cached_call
     monkeypatch.setattr(operators, "cached_call", lambda *a: calls.append(a) or cached_call(*a))
-    monkeypatch.setattr(sdpa, "_warned", set())
+    sdpa._warn_once.cache_clear()
     fa4.register_sdpa(activate=True)
     yield calls
     torch.nn.attention.restore_flash_attention_impl()

@@ -33,9 +33,9 @@ CASES = {
 
 
 @pytest.fixture
-def active(monkeypatch):
+def active():
     """fa4 serves CPU tensors."""
-    monkeypatch.setattr(sdpa, "_warned", set())
+    sdpa._warn_once.cache_clear()
     fa4.register_sdpa(devices=("cpu",), activate=True)
     yield
     attention.restore_flash_attention_impl()

@@ -124,10 +124,6 @@ def _kernel(name: str, serve: Callable[..., Any], torch_kernel: Any) -> Callable
     return kernel
 
 
-_warned: set[str] = set()
-
-
+@functools.cache
 def _warn_once(reason: str) -> None:
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(f"fa4 leaves this attention to torch's own kernel: {reason}. Said once.", stacklevel=3)
+    warnings.warn(f"fa4 leaves this attention to torch's own kernel: {reason}. Said once.", stacklevel=3)

@@ -6,15 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-
-
-def kind_of(dtype: torch.dtype) -> str:
-    if dtype == torch.bool:
-        return "bool"
-    return "float" if dtype.is_floating_point else "int"
-
 
 Record = Callable[..., int]  # (recorder, kind of the result, *arguments, **keyword arguments) -> node
 
@@ -28,12 +20,8 @@ def _node(recorder: Any, x: Any, kind: str, keep: bool = False) -> int:
 
 def _common(recorder: Any, *xs: Any) -> str:
     """Return the kind in which values are compared."""
-    kinds = {recorder.builder.kind(recorder.node(x)) if isinstance(x, Tensor) else _number_kind(x) for x in xs}
+    kinds = {recorder.builder.kind(recorder.node(x)) if isinstance(x, Tensor) else type(x).__name__ for x in xs}
     return next(kind for kind in ("float", "int", "bool") if kind in kinds)
-
-
-def _number_kind(x: Any) -> str:
-    return {bool: "bool", int: "int", float: "float"}[type(x)]
 
 
 def _unary(op: str) -> Record:
@@ -79,10 +67,6 @@ def _bitwise_not(r, kind, x):
     return r.builder.op("not", node) if kind == "bool" else r.builder.op("bitxor", node, r.builder.const(-1, "int"))
 
 
-def _rsub(r, kind, a, b, alpha=1):
-    return OPERATORS["sub"](r, kind, b, a, alpha=alpha)
-
-
 def _divide(r, kind, a, b, rounding_mode=None):
     if kind == "int":
         builder, first, second = r.builder, _node(r, a, kind), _node(r, b, kind, keep=True)
@@ -92,10 +76,6 @@ def _divide(r, kind, a, b, rounding_mode=None):
         return builder.op("add", quotient, builder.to(kind, _is_below(builder, first, second)))
     quotient = r.builder.op("div", _node(r, a, kind), _node(r, b, kind))
     return quotient if rounding_mode is None else r.builder.op(rounding_mode, quotient)
-
-
-def _floor_divide(r, kind, a, b):
-    return _divide(r, kind, a, b, "floor")
 
 
 def _remainder(r, kind, a, b):
@@ -156,10 +136,6 @@ def _clamp(r, kind, x, min=None, max=None):
 
 def _where(r, kind, condition, a, b):
     return r.builder.op("where", _node(r, condition, "bool"), _node(r, a, kind), _node(r, b, kind))
-
-
-def _masked_fill(r, kind, x, mask, value):
-    return _where(r, kind, mask, value, x)
 
 
 def _same(r, kind, x, *_, **__):
@@ -242,10 +218,6 @@ def _acosh(f, x):
     return f.log1p(f.add(above, f.mul(f.sqrt(above), f.sqrt(f.add(x, 1.0)))))
 
 
-def _atanh(f, x):
-    return f.mul(0.5, f.sub(f.log1p(x), f.log1p(f.neg(x))))
-
-
 def _hypot(f, x, y):
     a, b = f.abs(x), f.abs(y)
     small, large = f.min(a, b), f.max(a, b)
@@ -281,7 +253,8 @@ def _round(r, kind, x, decimals=0):
 
 
 _COMPOSED: dict[str, Callable[..., int]] = {
-    "expm1": _expm1, "cosh": _cosh, "asinh": _asinh, "acosh": _acosh, "atanh": _atanh, "hypot": _hypot,
+    "expm1": _expm1, "cosh": _cosh, "asinh": _asinh, "acosh": _acosh, "hypot": _hypot,
+    "atanh": lambda f, x: f.mul(0.5, f.sub(f.log1p(x), f.log1p(f.neg(x)))),
     "sinh": lambda f, x: f.mul(f.tanh(x), _cosh(f, x)), "tan": lambda f, x: f.div(f.sin(x), f.cos(x)),
     "asin": lambda f, x: f.atan2(x, _cosine_of_arc(f, x)), "acos": lambda f, x: f.atan2(_cosine_of_arc(f, x), x),
     "atan": lambda f, x: f.atan2(x, 1.0), "log10": lambda f, x: f.mul(f.log(x), 1 / math.log(10)),
@@ -315,16 +288,16 @@ OPERATORS: dict[str, Record] = {
     **dict.fromkeys(("alias", "clone", "detach", "expand", "_to_copy", "lift_fresh", "lift_fresh_copy", "view", "sum",
                      "_unsafe_view", "squeeze", "unsqueeze", "any", "all", "amax", "amin"), _same),
     "bitwise_not": _bitwise_not, "add": _binary("add", "or"), "sub": _binary("sub"), "mul": _binary("mul", "and"),
-    "rsub": _rsub, "div": _divide, "floor_divide": _floor_divide, "remainder": _remainder, "pow": _pow,
+    "rsub": lambda r, kind, a, b, alpha=1: OPERATORS["sub"](r, kind, b, a, alpha=alpha),
+    "div": _divide, "floor_divide": lambda r, kind, a, b: _divide(r, kind, a, b, "floor"), "remainder": _remainder,
+    "pow": _pow,
     "maximum": _binary("max", "or"), "minimum": _binary("min", "and"), "clamp": _clamp, "clamp_min": _clamp,
     "clamp_max": lambda r, kind, x, bound: _clamp(r, kind, x, None, bound),
-    "relu": lambda r, kind, x: _clamp(r, kind, x, 0), "where": _where, "masked_fill": _masked_fill, "copy": _copy,
-    "fill": _copy,
+    "relu": lambda r, kind, x: _clamp(r, kind, x, 0), "where": _where,
+    "masked_fill": lambda r, kind, x, mask, value: _where(r, kind, mask, value, x), "copy": _copy, "fill": _copy,
     "atan2": _binary("atan2"), "fmod": _fmod, "round": _round,
     **{name: _composed(formula) for name, formula in _COMPOSED.items()},
-    "sgn": _sign,
-    "sign": _sign,
-    "isnan": _is_nan, "isinf": _is_inf,
+    "sgn": _sign, "sign": _sign, "isnan": _is_nan, "isinf": _is_inf,
 }  # fmt: skip
 
 

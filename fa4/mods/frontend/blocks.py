@@ -175,11 +175,6 @@ def _side_of_queries(block_mask: Any, of_keys: Sequence[Tensor]) -> tuple[Tensor
     return listed(state_table(of_keys, columns).transpose(2, 3))
 
 
-def visited(counts: Tensor, full_counts: Tensor, columns: int) -> float:
-    """Return the fraction of blocks listed by the first and third of `BlockLists`, for rows of `columns` blocks."""
-    return int((counts + full_counts).sum()) / (counts.numel() * columns)
-
-
 _SIDE_FIELDS = ("num_blocks", "indices")
 KEY_FIELDS = tuple(f"{kind}kv_{name}" for kind in ("", "full_") for name in _SIDE_FIELDS)
 LISTS = *KEY_FIELDS, *(name.replace("kv_", "q_") for name in KEY_FIELDS)

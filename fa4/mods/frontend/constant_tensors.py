@@ -22,9 +22,11 @@ def make(recorder: Recorder, name: str, func: Callable, args: tuple, kwargs: dic
             if progression is not None:
                 shape = func(*args, **kwargs | {"device": "meta"})
                 if shape.dtype.is_floating_point or (name == "arange" and all(isinstance(x, int) for x in progression)):
-                    return _range(
-                        recorder, shape if shape.shape[0] > _MAX_VALUES else func(*args, **kwargs), progression
-                    )
+                    x = shape if shape.shape[0] > _MAX_VALUES else func(*args, **kwargs)
+                    if not x.is_meta:
+                        recorder.set_constant(x)
+                    recorder.set_range(x, *progression)
+                    return x
             out = func(*args, **kwargs)
     except IndexError as error:
         raise ModError(str(error)) from error
@@ -32,13 +34,6 @@ def make(recorder: Recorder, name: str, func: Callable, args: tuple, kwargs: dic
         if isinstance(x, Tensor):
             recorder.set_constant(x)
     return out
-
-
-def _range(recorder: Recorder, x: Tensor, progression: tuple[Number, Number]) -> Tensor:
-    if not x.is_meta:
-        recorder.set_constant(x)
-    recorder.set_range(x, *progression)
-    return x
 
 
 def _arange(*given: Any, start: Any = 0, end: Any = None, step: Any = 1, **_: Any) -> tuple[Number, Number] | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from ...runtime.torch_internals import carries_tangent
 from ..ir.graph import Graph
@@ -42,7 +41,7 @@ def check_fit(role: str, function: Callable, traced: Traced, problem: ModProblem
             )
         if x.device != problem.device:
             raise ValueError(f"{who}: captured a tensor on {x.device}, expected {problem.device} like {whose}{where}")
-    for load, axis, name in _indexed(traced.graph):
+    for load, axis, name in indexed(traced.graph):
         shape, extent = traced.tensors[load].shape, extents.get(name)
         if extent is not None and shape[axis] < extent:
             raise ModError(
@@ -57,14 +56,9 @@ def check_fit(role: str, function: Callable, traced: Traced, problem: ModProblem
             )
 
 
-def entries_of(graph: Graph, tensors: Sequence[Tensor]) -> Iterator[tuple[str, int]]:
-    """Yield the argument's name and the size, for each axis of a captured tensor that an argument directly indexes."""
-    for load, axis, name in _indexed(graph):
-        yield name, tensors[load].shape[axis]
-
-
-def _indexed(graph: Graph) -> Iterator[tuple[int, int, str]]:
-    """Yield tensor position, axis, and argument name of each such axis."""
+def indexed(graph: Graph) -> Iterator[tuple[int, int, str]]:
+    """Yield position, axis and the argument's name for each axis of a captured tensor that an argument directly
+    indexes."""
     for load in graph.loads():
         assert isinstance(load.value, int)
         for axis, i in enumerate(load.args):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..ir.graph import Builder, Number
-from .aten import kind_of
+from ..ir.tensors import kind_of
 
 
 class ModError(ValueError):

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..ir.graph import Builder, Graph, Number, Scatter, TensorType
-from .aten import LIKE_CONSTANTS, OPERATORS, REDUCTIONS, kind_of
+from ..ir.tensors import kind_of
+from .aten import LIKE_CONSTANTS, OPERATORS, REDUCTIONS
 from .constant_tensors import make
 from .recorder import NO_COUNTERPART, ModError, Reach, Recorder, check_plain, without_values
 

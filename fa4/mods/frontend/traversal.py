@@ -22,27 +22,16 @@ import torch
 from torch import Tensor
 
 from ..ir.ready import ReadyMade, plain_key
-from .constants import (
-    IMMUTABLE,
-    STATE_OF_TENSOR,
-    TEXT,
-    Unseen,
-    check_name,
-    check_no_state,
-    is_constant,
-    is_in_python,
-    is_of_package,
-    names_in,
-    root,
-)
+from . import constants
 from .guards import MISSING, IdentityGuard
 
 _MOST_OBJECTS = 1000  # of a traversal; beyond, tracing is faster
 _TEXT_FUNCTIONS = frozenset(map(id, (str, repr, ascii, format, print)))
 # Special methods that only named calls reach, or that read nothing during a trace.
 _NOT_CALLED = frozenset(
-    (*TEXT, "__setattr__", "__delattr__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
-     "__replace__", "__copy__", "__deepcopy__", "__dict__", "__weakref__", "__annotate__", "__annotate_func__")
+    (*constants.TEXT, "__setattr__", "__delattr__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__",
+     "__setstate__", "__replace__", "__copy__", "__deepcopy__", "__dict__", "__weakref__", "__annotate__",
+     "__annotate_func__")
 )  # fmt: skip
 _BASES = (object, abc.ABC, typing.Generic, typing.Protocol, tuple)
 _CONTAINERS = (tuple, list, set, frozenset, dict, torch.Size, collections.deque, collections.OrderedDict)
@@ -52,7 +41,7 @@ class Traversal:
     """Traversal from a function. key: everything reached, by value; tensors: the tensors reached, in order.
 
     Raises:
-        Unseen: a change of something reached could not be detected.
+        constants.Unseen: a change of something reached could not be detected.
     """
 
     def __init__(self, function: Any, guard: IdentityGuard) -> None:
@@ -68,11 +57,11 @@ class Traversal:
         while visited < len(self._reached) or self._look_up(keys):
             while visited < len(self._reached):
                 if visited >= _MOST_OBJECTS:
-                    raise Unseen("leads to too many objects")
+                    raise constants.Unseen("leads to too many objects")
                 keys.append(self._visit(self._reached[visited], visited))
                 visited += 1
-        if self.tensors and (state_names := STATE_OF_TENSOR.intersection(self._attributes)):
-            raise Unseen(f"asks for {', '.join(state_names)} of a tensor")
+        if self.tensors and (state_names := constants.STATE_OF_TENSOR.intersection(self._attributes)):
+            raise constants.Unseen(f"asks for {', '.join(state_names)} of a tensor")
         self.key = tuple(keys)
 
     def _key_of(self, x: Any) -> tuple:
@@ -84,9 +73,9 @@ class Traversal:
             return self._key_of_tensor(x)
         number = self._numbers.get(id(x))
         if number is None:
-            if is_constant(x):
+            if constants.is_constant(x):
                 if id(x) in _TEXT_FUNCTIONS:
-                    self._attributes.update(TEXT)
+                    self._attributes.update(constants.TEXT)
                 return "constant", x
             number = self._numbers[id(x)] = len(self._reached)
             self._reached.append(x)
@@ -100,10 +89,10 @@ class Traversal:
     def _key_of_tensor(self, x: Tensor) -> tuple:
         position = next((i for i, names_done in enumerate(self.tensors) if names_done is x), None)
         if position is None:
-            if not is_of_package(type(x).__module__):
-                raise Unseen("a tensor of a class that torch does not know")
+            if not constants.is_of_package(type(x).__module__):
+                raise constants.Unseen("a tensor of a class that torch does not know")
             if x.layout is not torch.strided:
-                raise Unseen(f"a tensor of layout {x.layout}")
+                raise constants.Unseen(f"a tensor of layout {x.layout}")
             position = len(self.tensors)
             self.tensors.append(x)
             self._add_attributes(x, -1 - position)
@@ -127,11 +116,12 @@ class Traversal:
     def _visit(self, x: Any, number: int) -> tuple:
         if isinstance(x, types.FunctionType):
             return self._visit_function(x, number)
-        if isinstance(x, ReadyMade) and root(type(x).__module__) == "fa4":
+        if isinstance(x, ReadyMade) and constants.root(type(x).__module__) == "fa4":
             return type(x), *self._keys_of(x._values)
         if type(x) in _CONTAINERS:
             return self._visit_container(x, number)
-        if type(x) is types.ModuleType or (isinstance(x, types.ModuleType) and is_of_package(type(x).__module__)):
+        is_module = isinstance(x, types.ModuleType)
+        if type(x) is types.ModuleType or (is_module and constants.is_of_package(type(x).__module__)):
             return self._visit_module(x, number)
         if isinstance(x, type):
             return self._visit_class(x, number)
@@ -149,15 +139,15 @@ class Traversal:
         if isinstance(x, types.MethodType):
             return types.MethodType, *self._keys_of((x.__func__, x.__self__))
         if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
-            check_name(x)
+            constants.check_name(x)
             if x.__self__ is None or isinstance(x.__self__, types.ModuleType):
-                raise Unseen(f"{x.__name__} may read what nobody sees")
+                raise constants.Unseen(f"{x.__name__} may read what nobody sees")
             return types.BuiltinFunctionType, x.__name__, self._key_of(x.__self__)
         self._objects.append((number, x, 0))
         if type(x) is types.SimpleNamespace:
             return (types.SimpleNamespace,)
-        if is_constant(type(x)):
-            raise Unseen(f"a {type(x).__name__} may change unseen")
+        if constants.is_constant(type(x)):
+            raise constants.Unseen(f"a {type(x).__name__} may change unseen")
         return "instance", self._key_of(type(x)), *self._keys_of(tuple.__iter__(x) if isinstance(x, tuple) else ())
 
     def _visit_function(self, x: types.FunctionType, number: int) -> tuple:
@@ -166,7 +156,7 @@ class Traversal:
         try:
             cells = [(cell, cell.cell_contents) for cell in x.__closure__ or ()]
         except ValueError:
-            raise Unseen("a variable without a value") from None
+            raise constants.Unseen("a variable without a value") from None
         guard.cells += cells
         if x.__dict__:
             self._add_attributes(x, number)
@@ -174,10 +164,10 @@ class Traversal:
         if not (isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is x.__globals__):
             guard.is_complete = False  # created by exec: its globals may hold the function
         contents = *(content for _, content in cells), x.__defaults__, x.__kwdefaults__
-        if is_of_package(module):
-            check_no_state(x.__name__, module)
+        if constants.is_of_package(module):
+            constants.check_no_state(x.__name__, module)
             return x.__code__, *self._keys_of(contents)
-        names = names_in(x.__code__)
+        names = constants.names_in(x.__code__)
         self._attributes.update(names.of_attributes)
         return x.__code__, *self._keys_of(contents), *self._lookup(x.__globals__, names.of_globals, _builtins_of(x))
 
@@ -185,9 +175,9 @@ class Traversal:
         if sys.modules.get(x.__name__) is not x:
             self._guard.is_complete = False
         self._objects.append((number, x, 0))
-        if not is_of_package(x.__name__):
+        if not constants.is_of_package(x.__name__):
             return types.ModuleType, x.__name__, *self._lookup(x.__dict__, ("__getattr__",))
-        check_no_state("", x.__name__)
+        constants.check_no_state("", x.__name__)
         return types.ModuleType, x.__name__
 
     def _visit_member(self, x: enum.Enum, number: int) -> tuple:
@@ -206,15 +196,15 @@ class Traversal:
 
     def _visit_class(self, x: type, number: int) -> tuple:
         """Include special methods, which Python calls without a name in the code."""
-        is_enum = type(x) is enum.EnumMeta and x._member_type_ in IMMUTABLE  # type: ignore[attr-defined]
+        is_enum = type(x) is enum.EnumMeta and x._member_type_ in constants.IMMUTABLE  # type: ignore[attr-defined]
         follows = (is_enum or type(x) in (type, abc.ABCMeta)) and all(
-            base in _BASES or (is_enum and (base in IMMUTABLE or base.__module__ == "enum"))
-            if is_constant(base)
-            else is_in_python(base)
+            base in _BASES or (is_enum and (base in constants.IMMUTABLE or base.__module__ == "enum"))
+            if constants.is_constant(base)
+            else constants.is_in_python(base)
             for base in x.__mro__
         )
         if not follows:
-            raise Unseen(f"a class like {x.__name__} may change unseen")
+            raise constants.Unseen(f"a class like {x.__name__} may change unseen")
         if not _is_importable(x):
             self._guard.is_complete = False
         self._guard.add_class(x)
@@ -234,7 +224,7 @@ class Traversal:
             self._guard.names.append((space, name, x))
             if x is MISSING and otherwise is not None:
                 x = otherwise.get(name, MISSING)
-                if not is_constant(x):
+                if not constants.is_constant(x):
                     self._guard.names.append((otherwise, name, x))
             if x is not MISSING:
                 found.append((name, self._key_of(x)))
@@ -252,11 +242,11 @@ class Traversal:
 
     def _attributes_of(self, x: Any, names: tuple[str, ...]) -> tuple:
         if isinstance(x, types.ModuleType):
-            if not is_of_package(x.__name__):
+            if not constants.is_of_package(x.__name__):
                 return self._lookup(x.__dict__, names)
             present = [name for name in names if name in x.__dict__]
             for name in present:
-                check_no_state(name, x.__name__)
+                constants.check_no_state(name, x.__name__)
             return self._lookup(x.__dict__, present)
         if isinstance(x, Tensor):
             return self._lookup(x.__dict__, names)
@@ -265,7 +255,7 @@ class Traversal:
         attributes = self._lookup(x.__dict__, names) if hasattr(x, "__dict__") else ()
         bases = self._own_bases.get(type(x))
         if bases is None:
-            bases = self._own_bases[type(x)] = [base for base in type(x).__mro__ if not is_constant(base)]
+            bases = self._own_bases[type(x)] = [base for base in type(x).__mro__ if not constants.is_constant(base)]
         for base in bases:
             for name in names:
                 slot = vars(base).get(name)

@@ -29,15 +29,20 @@ _OPERATORS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
+def kind_of(dtype: torch.dtype) -> str:
+    """Return the kind of numbers of a dtype in a graph."""
+    return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
+
+
 class TorchArithmetic:
-    """Arithmetic with floats in `dtype` and ints in int64."""
+    """Arithmetic with floats in `dtype` and ints in int64. kinds: of the numbers."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], numbers: Sequence[Number], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.tensors, self.numbers, self.device = tensors, numbers, device
+        self, tensors: Sequence[Tensor], numbers: Sequence[Number], kinds: Sequence[str], dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.tensors, self.numbers, self.kinds, self.device = tensors, numbers, kinds, device
         self.dtypes = {"float": dtype, "int": torch.int64, "bool": torch.bool}
-        self.kinds: Sequence[str] = ()
 
     def const(self, kind: str, value: Number) -> Tensor:
         return torch.tensor(value, dtype=self.dtypes[kind], device=self.device)
@@ -51,8 +56,7 @@ class TorchArithmetic:
             x = x[indices]
         except IndexError as error:
             raise IndexError(f"a captured tensor of shape {tuple(x.shape)} is read beyond its end: {error}") from error
-        kind = "bool" if x.dtype == torch.bool else "float" if x.dtype.is_floating_point else "int"
-        return x.to(self.dtypes[kind])
+        return x.to(self.dtypes[kind_of(x.dtype)])
 
     def apply(self, op: str, kind: str, kinds: tuple[str, ...], args: tuple[Any, ...]) -> Tensor:
         return args[0].to(self.dtypes[kind]) if op.startswith("to_") else _OPERATORS[op](*args)
@@ -62,8 +66,7 @@ def evaluation(
     graph: Graph, tensors: Sequence[Tensor], numbers: Sequence[Number], inputs: dict[str, Tensor], dtype: torch.dtype
 ) -> Evaluation:
     """Return the evaluation of a graph on a tile: `inputs` are its indices, int64, and optionally "score"."""
-    arithmetic = TorchArithmetic(tensors, numbers, dtype, inputs["q_idx"].device)
-    arithmetic.kinds = graph.numbers
+    arithmetic = TorchArithmetic(tensors, numbers, graph.numbers, dtype, inputs["q_idx"].device)
     return Evaluation(graph, arithmetic, inputs)
 
 
