@@ -121,13 +121,9 @@ def _with_cache(inputs: AttentionInputs, problem: AheadProblem) -> tuple[Attenti
     )
     numbers = torch.zeros(batch, dtype=torch.int32)
     factors = torch.ones(batch, spec.heads_kv) if kind.has_8bit_kv else None
-    cache = Cache(
-        None if kind.page_size is None else torch.zeros(batch, shape[0] // batch, dtype=torch.int32),
-        numbers if kind.has_batch_idx else None,
-        numbers if kind.has_leftpad else None,
-        factors,
-        factors,
-    )
+    table = None if kind.page_size is None else torch.zeros(batch, shape[0] // batch, dtype=torch.int32)
+    batch_idx, leftpad = (numbers if is_given else None for is_given in (kind.has_batch_idx, kind.has_leftpad))
+    cache = Cache(table, batch_idx, leftpad, factors, factors)
     return inputs._replace(k=k, v=v, cu_seqlens_k=None), cache
 
 
@@ -144,18 +140,10 @@ def _mods(spec: ModSpec, problem: AheadProblem) -> Mods:
         for count, other in ((rows, keys), (rows, keys), (keys, rows), (keys, rows)):
             blocks += [torch.empty(1, heads, *shape, dtype=torch.int32) for shape in ((count,), (count, other))]
         blocks += [torch.empty(1, heads, count, dtype=torch.int32) for count in (rows, keys)]
-    return Mods(
-        tensors,
-        blocks,
-        "" if spec.score is None else spec.score.text,
-        "" if spec.mask is None else spec.mask.text,
-        [0.0] * sum(len(graph.numbers) for graph in graphs),
-        block_q,
-        block_k,
-        list(spec.trained),
-        0.5 if spec.dropout else 0.0,
-        torch.empty(2, dtype=torch.int64) if spec.dropout else None,
-    )
+    score, mask = ("" if graph is None else graph.text for graph in (spec.score, spec.mask))
+    numbers = [0.0] * sum(len(graph.numbers) for graph in graphs)
+    dropout_p, seed = (0.5, torch.empty(2, dtype=torch.int64)) if spec.dropout else (0.0, None)
+    return Mods(tensors, blocks, score, mask, numbers, block_q, block_k, list(spec.trained), dropout_p, seed)
 
 
 def _inputs(problem: AheadProblem) -> tuple[AttentionInputs, Flags]:

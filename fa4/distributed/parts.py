@@ -86,9 +86,9 @@ class Parts(abc.ABC):
 
     # Messages: the first axis of a message is one along which messages of ranks can be concatenated.
 
-    @abc.abstractmethod
     def as_message(self, x: Tensor) -> Tensor:
         """Return this rank's rows in the layout of a message."""
+        return x
 
     @abc.abstractmethod
     def whole(self, gathered: Tensor) -> Tensor:
@@ -98,9 +98,9 @@ class Parts(abc.ABC):
     def by_rank(self, parts: list[Tensor]) -> Tensor:
         """Sum tensors of the first n rows of all (n may differ) in float32 or float64, as messages of all ranks."""
 
-    @abc.abstractmethod
     def from_message(self, x: Tensor) -> Tensor:
         """Invert `as_message`."""
+        return x
 
     @property
     def causal(self) -> bool:
@@ -199,18 +199,12 @@ class PackedParts(Parts):
         """Join; each row is a padding row in one of the two results: 0 there, or -inf in lse."""
         return early + late if axis == 0 else torch.maximum(early, late)
 
-    def as_message(self, x: Tensor) -> Tensor:
-        return x
-
     def whole(self, gathered: Tensor) -> Tensor:
         return gathered[self._order]
 
     def by_rank(self, parts: list[Tensor]) -> Tensor:
         total: Tensor = sum(parts[1:], parts[0].to(compute_dtype(parts[0].dtype)))
         return torch.empty_like(total).index_copy_(0, self._order.long(), total)
-
-    def from_message(self, x: Tensor) -> Tensor:
-        return x
 
     @functools.cached_property
     def _order(self) -> Tensor:

@@ -26,12 +26,9 @@ class Band:
     @staticmethod
     def of(spec: AttentionSpec, seqlen_q: int, seqlen_k: int) -> Band:
         shift = seqlen_k - seqlen_q
-        return Band(
-            None if spec.window_left is None else shift - spec.window_left,
-            None if spec.window_right is None else shift + spec.window_right,
-            seqlen_q,
-            seqlen_k,
-        )
+        low = None if spec.window_left is None else shift - spec.window_left
+        high = None if spec.window_right is None else shift + spec.window_right
+        return Band(low, high, seqlen_q, seqlen_k)
 
     def query_tiles(self) -> Iterator[range]:
         return tiles_of(range(self.seqlen_q), tiles.TILE_M)

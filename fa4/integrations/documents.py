@@ -309,11 +309,6 @@ def compiled_documents(position_ids: Tensor, table: Tensor | None, batch: int, c
     return PackedLengths(cu_q, cu_k, seqused_q, seqused_k, longest.shape[0], longest.shape[1])
 
 
-def compiled_check(position_ids: Tensor, table: Tensor, kv_length: int) -> Tensor:
-    """Return the table in compiled code, for keys of a cache. Raises ValueError at run time if positions restart."""
-    return torch.ops.fa4.one_document(position_ids, table, kv_length)
-
-
 def _documents(position_ids: Tensor, table: Tensor | None, batch: int, causal: bool) -> tuple[Tensor, ...]:
     found = cut(position_ids, table, batch, position_ids.shape[1], causal, position_ids.device, always_return=True)
     assert found is not None
@@ -330,13 +325,10 @@ def _documents_fake(position_ids: Tensor, table: Tensor | None, batch: int, caus
 
 
 def _one_document(position_ids: Tensor, table: Tensor, kv_length: int) -> Tensor:
+    """Return the table of rows with keys of a cache; raise ValueError if positions restart."""
     if not (table.is_cuda and torch.cuda.is_current_stream_capturing()):
         cut(position_ids, table, table.shape[3] // 2, kv_length, True, table.device)
     return table.clone()
-
-
-def _one_document_fake(position_ids: Tensor, table: Tensor, kv_length: int) -> Tensor:
-    return table.new_empty(table.shape)
 
 
 _tags = [torch.Tag.pt2_compliant_tag, torch.Tag.dynamic_output_shape]
@@ -350,7 +342,7 @@ ops.library.define(
 ops.library.define("one_document(Tensor position_ids, Tensor table, SymInt kv_length) -> Tensor")
 for _name, _kernel, _fake in (
     ("documents", _documents, _documents_fake),
-    ("one_document", _one_document, _one_document_fake),
+    ("one_document", _one_document, lambda position_ids, table, kv_length: table.new_empty(table.shape)),
 ):
     ops.library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fa4::{_name}", _fake, lib=ops.library)

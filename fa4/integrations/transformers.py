@@ -339,7 +339,7 @@ def _in_documents(
         if table is None:
             valid_keys = torch.ones(batch, kv_length, dtype=torch.bool, device=device)
             table = documents.table_of_runs(valid_keys, q_length, kv_length - q_length, causal)
-        return documents.compiled_check(position_ids, table, kv_length)
+        return torch.ops.fa4.one_document(position_ids, table, kv_length)
     if not _can_read(position_ids):
         if mask is not None or q_length != kv_length:
             return mask

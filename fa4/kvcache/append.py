@@ -15,8 +15,8 @@ from torch import Tensor
 from ..runtime import recording
 from ..runtime.device import Chip, chip_of
 from ..runtime.memory import maker
-from ..runtime.spec import compute_dtype
-from ..torch_ops.run.prepare import is_other_device
+from ..runtime.spec import Cache, compute_dtype
+from ..torch_ops.run.prepare import device_to_enter, is_other_device
 from .record import AppendArguments
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -31,7 +31,7 @@ class Append:
         by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and chip.compiles
         self._launch = _launcher(a, chip) if by_kernel else None
         device = a.q.device
-        self._device = device.index if device.type == "cuda" else None
+        self._device = device_to_enter(device)
         self._seqlens = maker(a.cache_seqlens.shape, torch.int32, device)
         self._rotated = None if a.cos is None else maker(a.q.shape, a.q.dtype, device)
 
@@ -73,7 +73,7 @@ def append_in_torch(a: AppendArguments) -> tuple[Tensor | None, Tensor]:
     """Append on any device. Synchronises: the rows to write depend on the room left."""
     sequence, step, exists = rows_of(a.k, a.batch, a.cu_seqlens_k_new)
     row = a.cache_seqlens[sequence] + step
-    capacity = a.cache.capacity(a.k_cache)
+    capacity = Cache(a.page_table).capacity(a.k_cache)
     index = _cache_index(a, sequence, row.clamp(0, max(capacity - 1, 0)))
     exists = exists & (row >= 0) & (row < capacity)
     k = a.k.reshape(-1, *a.k.shape[-2:])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..runtime.spec import BYTES, Cache
+from ..runtime.spec import BYTES
 
 
 class AppendArguments(NamedTuple):
@@ -54,7 +54,3 @@ class AppendArguments(NamedTuple):
     def kv_8bit_dtype(self) -> torch.dtype | None:
         """dtype of an 8-bit cache, else None."""
         return self.k_cache.dtype if self.k_cache.dtype in BYTES else None
-
-    @property
-    def cache(self) -> Cache:
-        return Cache(self.page_table, self.batch_idx, None, self.k_descale, self.v_descale)

@@ -59,13 +59,8 @@ class Case:
     def flags(self) -> dict[str, Any]:
         """Keyword arguments of `flash_attn_func` other than tensors."""
         dropout = {"dropout_p": self.dropout_p, "dropout_seed": _DROPOUT_SEED} if self.dropout_p else {}
-        return dropout | dict(
-            softmax_scale=self.softmax_scale,
-            causal=self.causal,
-            window_size=self.window_size,
-            softcap=self.softcap,
-            deterministic=self.deterministic,
-        )
+        names = ("softmax_scale", "causal", "window_size", "softcap", "deterministic")
+        return dropout | {name: getattr(self, name) for name in names}
 
 
 _DROPOUT_SEED = 0x0123456789ABCDEF, 7  # one seed for all cases: the dropout mask depends on positions
@@ -321,12 +316,8 @@ def assert_right(judgements: list[Judgement], context: str) -> None:
         raise AssertionError(f"{context}: " + "; ".join(wrong))
 
 
-def _named(*cases: Case) -> dict[str, Case]:
-    return {case.name: case for case in cases}
-
-
 # Each case tests something of its own; there are no cross products. Lengths straddle tiles of 64, 128 and 256.
-CASES = _named(
+_CASES = (
     Case("full", seqlen_q=256, seqlen_k=256),
     Case("full_d128", seqlen_q=256, seqlen_k=384, head_dim=128),
     Case("fp16", seqlen_q=160, seqlen_k=160, dtype=torch.float16),
@@ -384,3 +375,4 @@ CASES = _named(
     Case("large_logits_causal", seqlen_q=192, seqlen_k=192, logits=100.0, causal=True, head_dim=128),
     Case("many_tiles", batch=2, seqlen_q=600, seqlen_k=1100, heads_q=4, causal=True),
 )
+CASES = {case.name: case for case in _CASES}

@@ -282,7 +282,7 @@ def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "a
 def planned(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> Plan:
     """Return the cached plan for exactly this extent."""
     result = select(spec, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
-    if result.compiled and recording.is_on(chip):
+    if result.compiled:
         recording.problem(spec, extent, chip, backend)
     return result
 

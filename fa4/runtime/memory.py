@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .torch_internals import guards, has_fast_allocation
+from .torch_internals import guards
 
-_has_fast_allocation = has_fast_allocation()
+_has_fast_allocation = hasattr(guards, "_empty_strided_cuda")  # as this torch's compiled code allocates on CUDA
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..mods.ir.graph import Graph
 from . import env
 from .device import Chip
 from .spec import AttentionSpec, ProblemSize
@@ -29,9 +30,8 @@ def is_on(chip: Chip) -> bool:
 
 def problem(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
     """Record an attention problem."""
-    mods = {} if spec.mods is None else {"mods": spec.mods.plain()}
-    cache = {} if spec.cache is None else {"cache": _plain(spec.cache)}
-    _add(chip, {"backend": backend, "extent": list(extent), "spec": _plain(spec) | mods | cache})
+    if is_on(chip):
+        _add(chip, {"backend": backend, "extent": extent, "spec": _plain(spec)})
 
 
 def append(config: Any, chip: Chip) -> None:
@@ -40,11 +40,14 @@ def append(config: Any, chip: Chip) -> None:
         _add(chip, {"append": _plain(config)})
 
 
-def _plain(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that are not None, with dtypes by name."""
-    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    names = {name: str(x).removeprefix("torch.") for name, x in values.items() if isinstance(x, torch.dtype)}
-    return {name: x for name, x in (values | names).items() if x is not None}
+def _plain(x: Any) -> Any:
+    """Return x for JSON: the fields of a dataclass that are not None, the name of a dtype, the text of a graph."""
+    if dataclasses.is_dataclass(x):
+        values = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
+        return {name: _plain(value) for name, value in values.items() if value is not None}
+    if isinstance(x, torch.dtype):
+        return str(x).removeprefix("torch.")
+    return x.text if isinstance(x, Graph) else x
 
 
 def _add(chip: Chip, request: dict[str, Any]) -> None:

@@ -114,11 +114,6 @@ reinterpret_tensor = entry(
 tensor_guards = entry("_C._dynamo.guards.TensorGuards", None)
 
 
-def has_fast_allocation() -> bool:
-    """Whether this torch's compiled code allocates on CUDA by `guards._empty_strided_cuda`."""
-    return hasattr(guards, "_empty_strided_cuda")
-
-
 def tensor_check(tensors: tuple[Tensor, ...], shapes: list, strides: list) -> Callable[..., bool] | None:
     """Return a test of as many tensors: types, dispatch keys, dtypes, devices and requires_grad of `tensors`, and the
     given sizes and strides (None: any). None if this torch has no such test."""

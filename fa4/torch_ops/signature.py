@@ -124,11 +124,9 @@ class LastCallGuard(Generic[T]):
         """Return the value stored for an equal call; None without one."""
         try:
             call = self._calls.get(options)
-        except TypeError:  # no hash
-            return None
-        try:
             return call.value if call is not None and call.is_equal(tensors, options) else None
-        except (AttributeError, ValueError):  # not a tensor; an array of numpy, whose equality to None is one, too
+        except (TypeError, AttributeError, ValueError):
+            # Options without a hash; no tensor; an array of numpy, whose equality to None is an array too.
             return None
 
     def keep(

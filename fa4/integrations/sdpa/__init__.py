@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -58,31 +59,22 @@ def register_sdpa(*, devices: Iterable[str] = ("cuda",), activate: bool = False)
         torch.nn.attention.activate_flash_attention_impl(NAME)
 
 
-class _Handle:
-    """Object that torch holds while fa4 is active."""
-
-    def __init__(self, library: torch.library.Library, preference: contextlib.ExitStack) -> None:
-        self._library: torch.library.Library | None = library
-        self._preference = preference
-
-    def remove(self) -> None:
-        self._library = None  # this ends the registrations
-        self._preference.close()
-
-
-def _activate(devices: tuple[str, ...]) -> _Handle:
+def _activate(devices: tuple[str, ...]) -> types.SimpleNamespace:
+    """Register the kernels, and return the object that torch holds while fa4 is active."""
     if "cuda" in devices and torch.cuda.is_available():
         # torch may put cuDNN first when it first selects a backend: trigger this before setting another order.
         x = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device="cuda")
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
-    library = torch.library.Library("aten", "IMPL")
+    libraries = [torch.library.Library("aten", "IMPL")]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")  # about overriding
         for device in devices:
             key = device.upper()
             for name, serve in {**OPERATORS, **(CPU_OPERATORS if device == "cpu" else {})}.items():
-                library.impl(name, _kernel(name, serve, _torch_kernel(name, key)), key, with_keyset=True)
-    return _Handle(library, _prefer_flash())
+                libraries[0].impl(name, _kernel(name, serve, _torch_kernel(name, key)), key, with_keyset=True)
+    preference = _prefer_flash()
+    preference.callback(libraries.clear)  # the end of a library ends its registrations
+    return types.SimpleNamespace(remove=preference.close)
 
 
 def _prefer_flash() -> contextlib.ExitStack:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...mods.ir.record import Mods
 from ...runtime.memory import empty, maker
-from ...runtime.spec import AttentionInputs, Saved
+from ...runtime.spec import PACKED, AttentionInputs, Saved
 from ...runtime.torch_internals import reinterpret_tensor
 from ...torch_ops import ops
 from ...torch_ops.calls import CachedCall
@@ -22,19 +22,18 @@ from .cached_calls import Refusal, cached_call, with_lengths
 def _forward(
     inputs: AttentionInputs, options: Options, mods: Mods | None = None, num_splits: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    cached = cached_call(inputs, options)
+    """Return (out, lse). Refuse, without mods, if num_splits differs from the plan's number of key splits."""
+    cached = _last_call.find(inputs.tensors, options)
+    if cached is None:
+        cached = cached_call(inputs, options)
+        _last_call.keep(inputs.tensors, options, cached, free=PACKED if cached.may_vary else ())
     inputs = with_lengths(cached, inputs)
     if mods is not None:
         return ops.route(inputs, cached.flags, mods).forward(inputs, mods)
-    return _route(cached, inputs, num_splits).forward(inputs)
-
-
-def _route(cached: CachedCall, inputs: AttentionInputs, num_splits: int | None) -> ops.Route:
-    """Return the route to a kernel. Refuse if num_splits differs from the plan's number of key splits."""
     route = cached.route(inputs)
     if num_splits is not None and num_splits != route.plan.splits:
         raise Refusal(f"num_splits is {num_splits}, and fa4 chose {route.plan.splits}")
-    return route
+    return route.forward(inputs)
 
 
 def _backward(
@@ -103,7 +102,7 @@ class _DenseBackward:
         return dq, dk, dv
 
 
-_packed: LastCallGuard[CachedCall] = LastCallGuard()
+_last_call: LastCallGuard[CachedCall] = LastCallGuard()
 _dense: LastCallGuard[_DenseForward] = LastCallGuard()
 _dense_backward: LastCallGuard[_DenseBackward] = LastCallGuard()
 
@@ -173,17 +172,8 @@ def _flash_attention_forward(
         raise Refusal("seqused_k is given without cumulative lengths")
     inputs = AttentionInputs(query, key, value, None, cum_seq_q, cum_seq_k, None, seqused_k, max_q, max_k)
     options = Options(scale, is_causal, (window_size_left, window_size_right))
-    if mods is not None or cum_seq_q is None or cum_seq_k is None or seqused_k is not None:
-        out, lse = _forward(inputs, options, mods, num_splits)
-        return out, lse, *_rng_results(query, mods)
-    tensors = query, key, value, cum_seq_q, cum_seq_k
-    cached = _packed.find(tensors, options)
-    if cached is None:
-        cached = cached_call(inputs, options)
-        _packed.keep(tensors, options, cached, free=(0, 1, 2, 3, 4) if cached.may_vary else ())
-    inputs = with_lengths(cached, inputs)
-    out, lse = _route(cached, inputs, num_splits).forward(inputs)
-    return out, lse, *_rng_results(query, None)
+    out, lse = _forward(inputs, options, mods, num_splits)
+    return out, lse, *_rng_results(query, mods)
 
 
 def _flash_attention_forward_inplace(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:

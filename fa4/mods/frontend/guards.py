@@ -70,9 +70,8 @@ class IdentityGuard:
         for space, name, x in self.names:
             if space.get(name, MISSING) is not x:
                 return False
-        for space in self.empty:
-            if space:
-                return False
+        if any(self.empty):
+            return False
         for is_same, parts in self._others:
             if not is_same(*parts):
                 return False

@@ -54,17 +54,13 @@ def _key(trace: Callable[[Callable], Traced], traversal: Traversal) -> tuple:
 class CachedMods:
     """Cached value of calls with the same functions and block mask, valid while these are unchanged."""
 
-    def __init__(self, guards: list[IdentityGuard], block_mask: Any, value: Any) -> None:
-        self._guards = guards
-        self.value = value
+    def __init__(self, guards: list[IdentityGuard], key: tuple, given: tuple[Any, Any, Any], value: Any) -> None:
+        """given: score_mod, mask_mod and block_mask; the entry under `key` is removed when one of them is collected."""
+        self._guards, self.value, block_mask = guards, value, given[2]
         self._blocks = () if block_mask is None else tuple((name, getattr(block_mask, name)) for name in _BLOCK_FIELDS)
         self._lists = [(x, x._version) for _, x in self._blocks if isinstance(x, torch.Tensor)]
-        self._weakrefs: list[weakref.ref] = []
-
-    def forget_with(self, key: tuple, given: list[Any]) -> None:
-        """Remove the entry when one of `given` is garbage-collected. The weak references belong to this record: a later
-        entry under the same key has its own."""
-        self._weakrefs = [weakref.ref(x, lambda _: _cached_mods.pop(key, None)) for x in given]
+        # The weak references belong to this record: a later entry under the same key has its own.
+        self._weakrefs = [weakref.ref(x, lambda _: _cached_mods.pop(key, None)) for x in given if x is not None]
 
     def holds(self, block_mask: Any) -> bool:
         for name, x in self._blocks:
@@ -102,8 +98,7 @@ def keep(score_mod: Any, mask_mod: Any, block_mask: Any, functions: list[Any], v
                 return False
         if not all(x.is_complete for x in guards):
             return False
-        entry = CachedMods(guards, block_mask, value)
-        entry.forget_with(key, [x for x in (score_mod, mask_mod, block_mask) if x is not None])
+        entry = CachedMods(guards, key, (score_mod, mask_mod, block_mask), value)
     except (TypeError, AttributeError, RuntimeError):  # no weak reference possible, or changes that cannot be detected
         return False
     _cached_mods[key] = entry

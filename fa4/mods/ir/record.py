@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -42,19 +42,15 @@ class ModSpec:
             parts.append("block_mask of {} x {}".format(*self.block))
         return ", ".join(parts + ["dropout"] * self.dropout)
 
-    def plain(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict, the input of `of_plain`."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {name: values[name] and values[name].text for name in _GRAPHS}
-
     @staticmethod
     def of_plain(given: dict[str, Any]) -> ModSpec:
-        graphs = {name: given[name] and parse(given[name]) for name in _GRAPHS}
-        block = given["block"] and tuple(given["block"])
-        return ModSpec(**given | graphs | {"block": block, "trained": tuple(given["trained"])})
+        """Return the spec of which `runtime.recording` wrote the fields that are not None."""
+        present = {name: x for name, x in given.items() if x is not None}
+        graphs: dict[str, Any] = {name: parse(present[name]) for name in ("score", "mask") if name in present}
+        pairs: dict[str, Any] = {name: tuple(present[name]) for name in ("block", "trained") if name in present}
+        return ModSpec(**present | graphs | pairs)
 
 
-_GRAPHS = "score", "mask"
 NUM_BLOCK_TENSORS = 10
 """Number of tensors of a block mask that kernels read."""
 
@@ -89,14 +85,10 @@ class Mods(NamedTuple):
         )  # fmt: skip
 
     def spec(self) -> ModSpec:
-        return ModSpec(
-            parse(self.score) if self.score else None,
-            parse(self.mask) if self.mask else None,
-            (self.block_q, self.block_k) if self.blocks else None,
-            tuple(self.trained),
-            bool(self.blocks) and self.blocks[0].shape[1] > 1,
-            self.dropout_seed is not None,
-        )
+        score, mask = (parse(text) if text else None for text in (self.score, self.mask))
+        block = (self.block_q, self.block_k) if self.blocks else None
+        heads_differ = bool(self.blocks) and self.blocks[0].shape[1] > 1
+        return ModSpec(score, mask, block, tuple(self.trained), heads_differ, self.dropout_seed is not None)
 
     @property
     def key_blocks(self) -> int:

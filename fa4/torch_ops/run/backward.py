@@ -37,10 +37,9 @@ class BackwardExecutor:
             terms = None if sink is None else _dsink_terms_without_keys(inputs, saved)
         else:
             layout = self.plan.layout
-            prepared = (
-                inputs if self._fits and prepare.are_aligned(inputs) else prepare.inputs_for(layout, inputs, spec)
-            )
-            terms = self.plan.backward(prepared, prepare.saved_for(layout, saved), grads, *extra)
+            if not (self._fits and prepare.are_aligned(inputs)):
+                inputs = prepare.inputs_for(layout, inputs, spec)
+            terms = self.plan.backward(inputs, prepare.saved_for(layout, saved), grads, *extra)
             if spec.softmax_scale <= 0:
                 _undo_scale(spec.softmax_scale, grads)
         if sink is None or terms is None:

@@ -29,12 +29,9 @@ class ForwardExecutor:
         device = inputs.q.device
         self._device = prepare.device_to_enter(device)
         self._make = allocate.result_maker(inputs, spec, (spec.dtype, compute_dtype(spec.dtype)))
-        if plan.splits == 1:
-            self._set_padding_rows = allocate.padding_setter(inputs, spec, plan, "q", 1, 1)
-        else:
-            self._set_padding_rows = allocate.padding_setter(
-                inputs, spec, plan, "q", 0, plan.splits, allocate.UNWRITTEN
-            )
+        matrices, fill = (1, -torch.inf) if plan.splits == 1 else (0, allocate.UNWRITTEN)
+        self._set_padding_rows = allocate.padding_setter(inputs, spec, plan, "q", matrices, plan.splits, fill)
+        if plan.splits > 1:
             self._make_parts = allocate.result_maker(inputs, spec, (torch.float32, torch.float32), (plan.splits,))
         self._max_seqlens = inputs.max_seqlens
         self._launch: Callable[..., None] = plan.forward
