@@ -96,7 +96,7 @@ def _checked(
         if hasattr(x, "placements"):
             raise TypeError(f"{name} is a DTensor, expected this rank's plain tensor: to_local() returns it")
     padded = isinstance(q, Tensor) and q.ndim == 4
-    (checks.check_dense if padded else checks.check_packed)(q, k, v)
+    checks.check_tensors(not padded, q, k, v)
     flags = checks.flags(q, k, v, sink, options)
     _check_window(flags, method)
     rows = q.shape[:-2]

@@ -34,7 +34,7 @@ def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[Atten
     """Check a call and return the operator's arguments. `inputs`: tensors and lengths as the caller passed them."""
     # (No _replace below: the compiler of torch 2.8 does not know it.)
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
-    (check_packed if packed else check_dense)(q, k, v)
+    check_tensors(packed, q, k, v)
     call_flags = flags(q, k, v, sink, options)
     if packed:
         bounds = check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
@@ -61,14 +61,27 @@ def shown(x: Tensor, first: int | None = None, rest: str = "") -> str:
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Check padded q, k, v."""
-    _check_layouts(q, k, v, "(batch, seqlen, heads, head_dim)")
-    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        raise ValueError(f"k has shape {shown(k)}, expected ({q.shape[0]}, *, *, {q.shape[3]}) to go with q {shown(q)}")
-    if v.shape[:3] != k.shape[:3]:
-        raise ValueError(f"v has shape {shown(v)}, expected {shown(k, 3, '*')} to go with k {shown(k)}")
-    if not torch.compiler.is_compiling():
+def check_tensors(packed: bool, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check padded or packed q, k, v."""
+    ndim, axes = (3, "(total, heads, head_dim)") if packed else (4, "(batch, seqlen, heads, head_dim)")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+        if x.layout is not torch.strided:
+            raise TypeError(
+                f"{name} has layout {x.layout}, expected torch.strided (for lengths, flash_attn_varlen_func)"
+            )
+        if len(x.shape) != ndim:
+            raise ValueError(f"{name} has {len(x.shape)} dimensions, shape {shown(x)}, expected {ndim}: {axes}")
+        check_like(name, x, q, "q")
+    if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
+        raise ValueError(f"q has {q.shape[-2]} heads, expected a positive multiple of k's {k.shape[-2]}")
+    if k.shape[-1] != q.shape[-1] or not (packed or k.shape[0] == q.shape[0]):
+        rows = "total_k" if packed else f"{q.shape[0]}, *"
+        raise ValueError(f"k has shape {shown(k)}, expected ({rows}, *, {q.shape[-1]}) to go with q {shown(q)}")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(f"v has shape {shown(v)}, expected {shown(k, -1, '*')} to go with k {shown(k)}")
+    if not (packed or torch.compiler.is_compiling()):
         warn_of_axes(q, k)
 
 
@@ -98,15 +111,6 @@ def warn_of_axes(q: Tensor, k: Tensor, by_flex: bool = False) -> None:
     warnings.warn(f"{text}heads of {rows} keys. If they are {axes[1]}, {repair}. Said once.", stacklevel=level)
 
 
-def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Check packed q, k, v."""
-    _check_layouts(q, k, v, "(total, heads, head_dim)")
-    if k.shape[2] != q.shape[2]:
-        raise ValueError(f"k has shape {shown(k)}, expected (total_k, *, {q.shape[2]}) to go with q {shown(q)}")
-    if v.shape[:2] != k.shape[:2]:
-        raise ValueError(f"v has shape {shown(v)}, expected {shown(k, 2, '*')} to go with k {shown(k)}")
-
-
 def refuse_nested(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse nested tensors that are not jagged: they have no shape to check. Querying it is an internal error of
     torch; querying strides in C++ aborts the process."""
@@ -121,22 +125,6 @@ def refuse_nested(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} is a nested tensor of layout torch.strided, expected layout torch.jagged: "
                 "torch.nested.nested_tensor(tensors, layout=torch.jagged)"
             )
-
-
-def _check_layouts(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
-    ndim = axes.count(",") + 1
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
-        if x.layout is not torch.strided:
-            raise TypeError(
-                f"{name} has layout {x.layout}, expected torch.strided (for lengths, flash_attn_varlen_func)"
-            )
-        if len(x.shape) != ndim:
-            raise ValueError(f"{name} has {len(x.shape)} dimensions, shape {shown(x)}, expected {ndim}: {axes}")
-        check_like(name, x, q, "q")
-    if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
-        raise ValueError(f"q has {q.shape[-2]} heads, expected a positive multiple of k's {k.shape[-2]}")
 
 
 def check_like(name: str, x: Tensor, q: Tensor, like: str, any_dtype: bool = False) -> None:
@@ -171,14 +159,9 @@ def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
         deterministic = torch.are_deterministic_algorithms_enabled()
     deterministic = boolean("deterministic", deterministic, "a bool or None")
     dispatch.check_backend_name(backend)
-    return Flags(softmax_scale, left, right, softcap, deterministic, needs_backward(q, k, v, sink), backend)
-
-
-def needs_backward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> bool:
-    """Whether a backward may follow the call."""
-    return torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad)
-    )
+    trains = q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad)
+    needs_backward = torch.is_grad_enabled() and trains
+    return Flags(softmax_scale, left, right, softcap, deterministic, needs_backward, backend)
 
 
 def _unwrapped(value: Any) -> Any:

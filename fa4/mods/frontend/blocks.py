@@ -144,8 +144,7 @@ def block_lists(block_mask: Any, both_sides: bool) -> BlockLists:
     `both_sides`."""
     of_keys = _side(block_mask, "kv")
     of_queries = _side_of_queries(block_mask, of_keys) if both_sides else tuple(x.new_zeros(0) for x in of_keys)
-    lists: list[Tensor] = [*of_keys, *of_queries, *orders(of_keys, of_queries)]
-    return BlockLists(*lists)
+    return BlockLists._make((*of_keys, *of_queries, *orders(of_keys, of_queries)))
 
 
 def source_tensors(block_mask: Any) -> list[Tensor]:

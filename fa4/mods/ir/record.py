@@ -79,10 +79,7 @@ class Mods(NamedTuple):
     @classmethod
     def without_functions(cls, dropout_p: float = 0.0, dropout_seed: Tensor | None = None) -> Mods:
         """Return the mods of a call with dropout only, or nothing."""
-        return cls(
-            tensors=[], blocks=[], score="", mask="", numbers=[], block_q=0, block_k=0, trained=[],
-            dropout_p=dropout_p, dropout_seed=dropout_seed,
-        )  # fmt: skip
+        return cls([], [], "", "", [], 0, 0, [], dropout_p, dropout_seed)
 
     def spec(self) -> ModSpec:
         score, mask = (parse(text) if text else None for text in (self.score, self.mask))
