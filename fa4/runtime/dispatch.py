@@ -265,7 +265,6 @@ def select(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Backend:
         NoBackend: the named backend cannot serve the problem, or (auto) none can.
         ValueError: no backend has that name.
     """
-    check_backend_name(backend)
     row, refused = _judge(spec, chip, backend)
     if row is None:
         named = [(name, reasons) for name, reasons in refused if backend in ("auto", name)]
@@ -288,7 +287,8 @@ def planned(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) 
 
 
 def _judge(spec: AttentionSpec, chip: Chip, backend: str) -> tuple[Backend | None, Refused]:
-    """Return the row that serves the problem, and the rows before it."""
+    """Return the row that serves the problem, and the rows before it. ValueError: no backend has that name."""
+    check_backend_name(backend)
     refused: list[tuple[str, tuple[str, ...]]] = []
     for row in BACKENDS:
         if not row.on(chip) and any(name == row.name for name, _ in refused):
@@ -366,7 +366,6 @@ def explain(
     Raises:
         ValueError: no backend has that name.
     """
-    check_backend_name(backend)
     row, refused = _judge(spec, chip, backend)
     if row is None:
         return Explanation(spec, extent, chip, None, "", refused, visited)

@@ -245,12 +245,12 @@ class Dropout(NamedTuple):
         return p, seed("dropout_seed", self.seed, device)
 
 
-def count(name: str, value: int) -> int:
+def count(name: str, value: int, expected: str = "an int") -> int:
     """Check a non-negative integer."""
     if not isinstance(value, (int, torch.SymInt)):
         value = _unwrapped(value)
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"{name} is a {type(value).__name__}, expected an int")
+        raise TypeError(f"{name} is a {type(value).__name__}, expected {expected}")
     if value < 0:
         raise ValueError(f"{name} is {value}, expected 0 or more")
     return value
@@ -334,13 +334,7 @@ def max_seqlen(name: str, value: int | Tensor | None, total: int) -> int:
         if value.device.type != "cpu" or torch.compiler.is_compiling():
             return total
         value = int(value)
-    elif not isinstance(value, (int, torch.SymInt)):
-        value = _unwrapped(value)
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"{name} is a {type(value).__name__}, expected an int or a 0-dim int tensor")
-    if value < 0:
-        raise ValueError(f"{name} is {value}, expected 0 or more")
-    return value
+    return count(name, value, "an int or a 0-dim int tensor")
 
 
 def lengths(inputs: AttentionInputs) -> None:
