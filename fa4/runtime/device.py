@@ -110,7 +110,7 @@ def _target_or_none(number: int) -> str:
         return ""
 
 
-def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = False, name: str = "") -> Chip:
+def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = False) -> Chip:
     """Return the chip record of a compute capability, for example 100 for B200.
 
     An unlisted capability that some target serves gets the sizes of the smallest chip of its major version.
@@ -129,7 +129,6 @@ def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = Fals
         sms=facts.sms if sms is None else sms,
         smem_per_block=facts.smem_per_block,
         l2=facts.l2,
-        name=name,
         emulated=emulated,
     )
 
