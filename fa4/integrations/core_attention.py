@@ -1,4 +1,4 @@
-"""Shared code of the attention modules for training stacks: communication methods, masks by pairs, packed rows."""
+"""Shared code of the attention modules for training stacks: communication methods, packed rows."""
 
 from __future__ import annotations
 
@@ -34,14 +34,3 @@ def attend_packed(
     return context_parallel_attention(
         q, k, v, group=group, method=method, cu_seqlens=lengths.cu_seqlens_q, max_seqlen=lengths.max_seqlen_q, **options
     )
-
-
-def mask_mod_of(mask: Tensor) -> Any:
-    """Return the mask_mod of a bool tensor, True for masked: (batch or 1, heads or 1, seqlen_q or 1, seqlen_k)."""
-    shared_axes = [size == 1 for size in mask.shape[:3]]
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        index = [0 if is_shared else i for is_shared, i in zip(shared_axes, (b, h, q_idx))]
-        return ~mask[(*index, kv_idx)]
-
-    return mask_mod

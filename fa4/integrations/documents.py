@@ -222,6 +222,19 @@ def cut(
     return PackedLengths(cu_seqlens_q, cu_seqlens_k, *(used or (None, None)), *longest)
 
 
+def mask_mod_of(values: Tensor, marks_masked: bool = False) -> Callable[..., Tensor]:
+    """Return the mask_mod of a bool tensor of pairs, (batch, heads, seqlen_q, seqlen_k), where an axis of size 1 is
+    broadcast. marks_masked: True in it means masked, instead of not masked."""
+    shared_axes = [size == 1 for size in values.shape]
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        indices = (0 if is_shared else i for is_shared, i in zip(shared_axes, (b, h, q_idx, kv_idx)))
+        pair = values[tuple(indices)]
+        return ~pair if marks_masked else pair
+
+    return mask_mod
+
+
 def blocks(
     batch: int,
     q_length: int,

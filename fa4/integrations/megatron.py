@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ..api.dense import flash_attn_func
 from ..distributed import context_parallel_attention
-from .core_attention import METHODS, attend_packed, mask_mod_of, with_padding
-from .documents import PackedLengths
+from .core_attention import METHODS, attend_packed, with_padding
+from .documents import PackedLengths, mask_mod_of
 
 _CAUSAL = dict.fromkeys(("no_mask", "padding", "arbitrary"), False)
 _CAUSAL |= dict.fromkeys(("causal", "padding_causal", "causal_bottom_right"), True)
@@ -146,7 +146,7 @@ class CoreAttention(nn.Module):
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))
         masked = attention_mask if kind in ("padding", "padding_causal", "arbitrary") else None
         if self.group is None:
-            out = flash_attn_func(q, k, v, mask_mod=None if masked is None else mask_mod_of(masked), **options)
+            out = flash_attn_func(q, k, v, mask_mod=None if masked is None else mask_mod_of(masked, True), **options)
         elif masked is None:
             out = context_parallel_attention(q, k, v, group=self.group, method=self.method, **options)
         else:

@@ -20,8 +20,8 @@ from ..api.dense import flash_attn_func
 from ..distributed import context_parallel_attention
 from ..masks import causal as top_left
 from ..scores import bias
-from .core_attention import METHODS, attend_packed, mask_mod_of, with_padding
-from .documents import PackedLengths
+from .core_attention import METHODS, attend_packed, with_padding
+from .documents import PackedLengths, mask_mod_of
 
 FORMATS = ("sbhd", "bshd", "thd")
 MASKS = (
@@ -241,7 +241,7 @@ class DotProductAttention(nn.Module):
                 )
             return context_parallel_attention(q, k, v, group=self.cp_group, method=self.method, **options)
         if mask.kind == "arbitrary":
-            return flash_attn_func(q, k, v, mask_mod=mask_mod_of(attention_mask), **options)
+            return flash_attn_func(q, k, v, mask_mod=mask_mod_of(attention_mask, True), **options)
         if not mask.bottom_right and q.shape[1] != k.shape[1] and (mask.causal or windowed):
             if windowed or "padding" in mask.kind:
                 raise NotImplementedError(

@@ -146,14 +146,8 @@ def _window(sliding_window: int | None, causal: bool) -> tuple[int | None, int |
 
 def _mods(values: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with a mask of the caller, one value per pair."""
-    shared_axes = [size == 1 for size in values.shape]
     if values.dtype == torch.bool:
-
-        def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            indices = (0 if is_shared else i for is_shared, i in zip(shared_axes, (b, h, q_idx, kv_idx)))
-            return values[tuple(indices)]
-
-        return options | {"mask_mod": mask_mod}
+        return options | {"mask_mod": documents.mask_mod_of(values)}
     add_bias, cap = bias(values), options["softcap"]
     if not cap:
         return options | {"score_mod": add_bias}

@@ -130,20 +130,14 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
         return torch.randn(*shape, generator=generator).to(dtype).to(device)
 
     head_dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
-    extra: dict[str, Any] = {}
-    rows_q: tuple[int, ...]
-    rows_k: tuple[int, ...]
-    lse_shape: tuple[int, ...]
     if case.lengths is None:
-        rows_q, rows_k = (case.batch, case.seqlen_q), (case.batch, case.seqlen_k)
-        lse_shape = (case.batch, case.heads_q, case.seqlen_q)
-        extra.update(max_seqlen_q=case.seqlen_q, max_seqlen_k=case.seqlen_k)
+        rows_q, rows_k = [case.batch, case.seqlen_q], [case.batch, case.seqlen_k]
+        extra: dict[str, Any] = dict(max_seqlen_q=case.seqlen_q, max_seqlen_k=case.seqlen_k)
     else:
         lengths_q, lengths_k = ([pair[side] for pair in case.lengths] for side in (0, 1))
-        rows_q, rows_k = (sum(lengths_q) + case.padding,), (sum(lengths_k) + case.padding,)
-        lse_shape = (case.heads_q, *rows_q)
+        rows_q, rows_k = [sum(lengths_q) + case.padding], [sum(lengths_k) + case.padding]
+        extra = dict(max_seqlen_q=max(lengths_q), max_seqlen_k=max(lengths_k))
         extra.update(cu_seqlens_q=_cumulative(lengths_q, device), cu_seqlens_k=_cumulative(lengths_k, device))
-        extra.update(max_seqlen_q=max(lengths_q), max_seqlen_k=max(lengths_k))
     if case.seqused is not None:
         for side, name in enumerate(("seqused_q", "seqused_k")):
             used = [pair[side] for pair in case.seqused]
@@ -159,7 +153,8 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
     left, right = (None if side == -1 else side for side in case.window_size)
     scale = case.head_dim**-0.5 if case.softmax_scale is None else case.softmax_scale
     flags = Flags(scale, left, 0 if case.causal else right, case.softcap, case.deterministic)
-    dout, dlse = normal(*inputs.q.shape[:-1], head_dim_v), normal(*lse_shape, dtype=compute_dtype(case.dtype))
+    dout = normal(*rows_q, case.heads_q, head_dim_v)
+    dlse = normal(*rows_q[:-1], case.heads_q, rows_q[-1], dtype=compute_dtype(case.dtype))
     return Problem(case, inputs, AttentionSpec.of(inputs, flags), dout, dlse)
 
 

@@ -21,6 +21,7 @@ from ..runtime.plan import Plan
 from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Cache, Flags, Gradients, Saved, compute_dtype
 from ..runtime.torch_internals import is_constant
 from . import batching, checks, flops, run
+from .run.allocate import shapes
 from .signature import Signature, routes
 
 InputAndCapturedGrads = tuple[Gradients, list[Tensor | None]]
@@ -163,10 +164,8 @@ def _backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mods | 
 
 def fake_forward(inputs: AttentionInputs, **_: Any) -> tuple[Tensor, Tensor]:
     """Return out and lse in shape and dtype."""
-    q, v = inputs.q, inputs.v
-    *rows, heads, _dim = q.shape
-    lse = q.new_empty((*rows[:-1], heads, rows[-1]), dtype=compute_dtype(q.dtype))
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
+    out, lse = shapes(inputs.q.shape, inputs.v.shape[-1])
+    return inputs.q.new_empty(out), inputs.q.new_empty(lse, dtype=compute_dtype(inputs.q.dtype))
 
 
 def _fake_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> tuple:
