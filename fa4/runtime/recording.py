@@ -23,21 +23,14 @@ from .spec import AttentionSpec, ProblemSize
 _added: set[tuple[str, str]] = set()
 
 
-def is_on(chip: Chip) -> bool:
-    """Whether problems on this chip are recorded."""
-    return bool(env.RECORD.get()) and chip.dry_run is None
-
-
 def problem(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
     """Record an attention problem."""
-    if is_on(chip):
-        _add(chip, {"backend": backend, "extent": extent, "spec": _plain(spec)})
+    _add(chip, {"backend": backend, "extent": extent, "spec": _plain(spec)})
 
 
 def append(config: Any, chip: Chip) -> None:
     """Record an append to a cache, a `fwd.kernels.append.AppendConfig`."""
-    if is_on(chip):
-        _add(chip, {"append": _plain(config)})
+    _add(chip, {"append": _plain(config)})
 
 
 def _plain(x: Any) -> Any:
@@ -51,7 +44,10 @@ def _plain(x: Any) -> Any:
 
 
 def _add(chip: Chip, request: dict[str, Any]) -> None:
-    file, line = env.RECORD.get(), json.dumps({"chip": chip.number, "sms": chip.sms} | request) + "\n"
+    file = env.RECORD.get()
+    if not file or chip.dry_run is not None:
+        return
+    line = json.dumps({"chip": chip.number, "sms": chip.sms} | request) + "\n"
     if (file, line) in _added:
         return
     _added.add((file, line))
