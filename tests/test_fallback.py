@@ -1,6 +1,7 @@
 """The torch backend on every named case, and its promises: O(N) memory, determinism."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,21 +37,21 @@ def test_case_is_right(case, seed):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
 def test_case_is_right_in_small_tiles(name, dtype, seed, small_tiles):
-    problem = make(CASES[name].with_dtype(dtype), seed)
+    problem = make(replace(CASES[name], dtype=dtype), seed)
     out, lse, grads = problem.call_with_gradients(backend="torch")
     assert_right(judge_forward(problem, out, lse) + judge_backward(problem, grads), f"{name}, seed {seed}")
 
 
 def test_one_lucky_draw_of_the_reference_does_not_bind_lse(small_tiles):
     """Of this problem's 800 rows none errs by more than 0.7e-6 in the reference: half of what others of the case do."""
-    problem = make(CASES["sink_gqa_window"].with_dtype(torch.float16), 241011001)
+    problem = make(replace(CASES["sink_gqa_window"], dtype=torch.float16), 241011001)
     out, lse, _ = problem.call_with_gradients(backend="torch")
     assert_right(judge_forward(problem, out, lse), "seed 241011001")
 
 
 def test_gradcheck_through_the_operator(seed, small_tiles):
     case = Case("tiny", batch=2, seqlen_q=5, seqlen_k=7, heads_q=4, head_dim=4, sink=True, softcap=2.0, causal=True)
-    problem = make(case.with_dtype(torch.float64), seed)
+    problem = make(replace(case, dtype=torch.float64), seed)
     leaves = {name: x.requires_grad_() for name, x in problem.tensors().items()}
     assert torch.autograd.gradcheck(lambda *xs: problem.call(**dict(zip(leaves, xs))), list(leaves.values()))
 
@@ -69,7 +70,7 @@ def test_strided_inputs_give_the_same_bits(seed):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
 def test_autocast_rounds_nothing_inside(dtype, seed):
     """The products inside are part of one operator; were they rounded, lse would show it."""
-    problem = make(CASES["gqa"].with_dtype(dtype), seed)
+    problem = make(replace(CASES["gqa"], dtype=dtype), seed)
     expected = problem.call_with_gradients(backend="torch")
     plain = problem.call(backend="torch")
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -102,7 +103,7 @@ def test_float32_is_float32_whatever_products_may_be_elsewhere(monkeypatch, allo
             return real(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, watch)
-    problem = make(CASES["gqa"].with_dtype(torch.float32), seed)
+    problem = make(replace(CASES["gqa"], dtype=torch.float32), seed)
     expected = problem.call_with_gradients(backend="torch")
     assert set(used) == {torch.float32}
     used.clear()
@@ -119,7 +120,7 @@ def test_float32_is_float32_whatever_products_may_be_elsewhere(monkeypatch, allo
 
 def test_no_flag_of_the_process_changes_within_a_call(seed):
     """Another thread computes by them: with TF32 where it allowed that, in any order where it did not ask for one."""
-    problem = make(CASES["gqa"].with_dtype(torch.float32), seed)
+    problem = make(replace(CASES["gqa"], dtype=torch.float32), seed)
     slopes = torch.rand(problem.inputs.q.shape[2], requires_grad=True)
     seen, done = set(), threading.Event()
 

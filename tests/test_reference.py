@@ -23,7 +23,7 @@ SMALL = {
 
 
 def _differentiable(case, seed):
-    problem = make(case.with_dtype(torch.float64), seed)
+    problem = make(replace(case, dtype=torch.float64), seed)
     leaves = [x.clone().requires_grad_() for x in problem.tensors().values()]
 
     def run(q, k, v, sink=None):
@@ -53,7 +53,7 @@ def test_forward_passes_gradcheck(case, seed):
 
 @pytest.mark.parametrize("name", ["full", "gqa", "causal_d128", "scale"])
 def test_forward_matches_torch_sdpa(name, seed):
-    case = CASES[name].with_dtype(torch.float64)
+    case = replace(CASES[name], dtype=torch.float64)
     i, spec = make(case, seed).inputs, make(case, seed).spec
     q, k, v = (x.transpose(1, 2) for x in (i.q, i.k, i.v))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, scale=spec.softmax_scale, enable_gqa=True)
@@ -101,7 +101,7 @@ def test_same_precision_reference_has_an_error_of_the_dtypes_size(seed):
 def test_a_backward_in_float32_meets_an_lse_of_other_sums(seed):
     """As in every kernel whose forward and backward multiply by instructions or shapes of their own: the weight of a
     query's only key is 1 in truth, and off by some last bits of its score here."""
-    problem = make(CASES["window_of_one"].with_dtype(torch.float32), seed)
+    problem = make(replace(CASES["window_of_one"], dtype=torch.float32), seed)
     exact, floor = (reference.backward(problem.inputs, problem.spec, problem.dout, precise=p).dv for p in (True, False))
     error = (floor.double() - exact).abs().max() / exact.abs().max()
     assert 1e-8 < error < 1e-5

@@ -11,7 +11,7 @@ from ..runtime.spec import BYTES, AttentionInputs, Cache
 from ..runtime.torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
 from ..torch_ops import checks as common
 from ..torch_ops import mod_ops
-from ..torch_ops.autocast import autocast_dtype, in_dtype
+from ..torch_ops.autocast import autocast_dtype, cast_all
 from ..torch_ops.checks import Options, WindowSize
 from ..torch_ops.ops import spec_and_plan
 from ..torch_ops.signature import Signature
@@ -118,15 +118,15 @@ def flash_attn_with_kvcache(
     elif block_table is not None:
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
     return_lse = common.boolean("return_lse", return_lse, "a bool")
-    if autocast_anywhere():
-        q, k, v = _autocast(q, k, v, k_cache)
+    if autocast_anywhere() and isinstance(q, Tensor):
+        are_cast = getattr(k_cache, "dtype", None) in (autocast_dtype(q), *BYTES)
+        q, k, v = cast_all(q, k, v) if are_cast else (q, k, v)
     t = checks.Tensors(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
     )  # fmt: skip
     opts = (softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved)
     tensors, by_dispatcher, signature = (*t, learnable_sink), False, None
-    has_mods = score_mod is not None or mask_mod is not None
     cache = calls.cache_of(score_mod, mask_mod)
     cached = None if cache is None else cache.last.find(tensors, opts)
     if cached is None:
@@ -149,7 +149,7 @@ def flash_attn_with_kvcache(
     inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
     if by_dispatcher and not torch.compiler.is_compiling() and is_transformed() and not is_plain(inputs, layout):
         checks.refuse_mapped(t, table)
-    if has_mods:
+    if score_mod is not None or mask_mod is not None:
         cached = cached.with_mods(inputs, score_mod, mask_mod)
         if cache is None and signature is not None:
             cache = mod_ops.keep(score_mod, mask_mod, None)
@@ -171,16 +171,6 @@ def flash_attn_with_kvcache(
         inputs = inputs._replace(q=q, seqused_k=seqlens)
     out, lse = forward(inputs, layout, mods, flags) if by_operator else cached.run(inputs, layout)
     return (out, lse) if return_lse else out
-
-
-def _autocast(
-    q: Tensor, k: Tensor | None, v: Tensor | None, k_cache: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return q, k and v in autocast's dtype if autocast is on and the cache has that dtype or is 8-bit."""
-    dtype = autocast_dtype(q) if isinstance(q, Tensor) else None
-    if dtype is None or not isinstance(k_cache, Tensor) or k_cache.dtype not in (dtype, *BYTES):
-        return q, k, v
-    return in_dtype(q, dtype), k if k is None else in_dtype(k, dtype), v if v is None else in_dtype(v, dtype)
 
 
 def _checked(t: checks.Tensors, sink: Tensor | None, opts: tuple, table: str) -> CachedKvCall:

@@ -53,9 +53,6 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
-    def with_dtype(self, dtype: torch.dtype) -> Case:
-        return replace(self, dtype=dtype)
-
     def flags(self) -> dict[str, Any]:
         """Keyword arguments of `flash_attn_func` other than tensors."""
         dropout = {"dropout_p": self.dropout_p, "dropout_seed": _DROPOUT_SEED} if self.dropout_p else {}
