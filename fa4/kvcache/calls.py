@@ -37,6 +37,7 @@ class CachedKvCall:
         self._append: Append | None = None
         self._forwards: dict[tuple[int, int], ForwardExecutor] = {}
         self._is_plain = False
+        self.has_run = False  # whether a call has reached its kernel, so a backend serves it
 
     def max_seqlens(self, q: Tensor, packed: bool, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int, int]:
         """Return the length bounds of a call; raise if they are wrong."""
@@ -70,11 +71,6 @@ class CachedKvCall:
             self._limits = None if torch.compiler.is_compiling() else mod_ops.Limits.of(mods)
         return self
 
-    @property
-    def has_run(self) -> bool:
-        """Whether a call has reached its kernel, so a backend serves it."""
-        return bool(self._forwards)
-
     def append(self, appended: AppendArguments) -> tuple[Tensor, Tensor]:
         """Append, and return q (rotated if requested) and the rows of each sequence then in the cache."""
         if self._append is None:
@@ -99,6 +95,7 @@ class CachedKvCall:
         if len(self._forwards) >= MAX_ENTRIES:
             self._forwards.clear()
         self._forwards[inputs.max_seqlens] = forward
+        self.has_run = True
         return forward
 
     def _begin(self, inputs: AttentionInputs, cache: Cache) -> None:

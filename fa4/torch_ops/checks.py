@@ -270,18 +270,14 @@ _OPEN = 1 << 30  # wider than any sequence; device code adds row numbers to a si
 def _window(window_size: WindowSize) -> tuple[int | None, int | None]:
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"window_size is {window_size!r}, expected a pair (left, right)")
-    left, right = window_size
-    return _side(left, window_size), _side(right, window_size)
-
-
-def _side(side: int | None, window_size: WindowSize) -> int | None:
-    if side is None:
-        return None
-    if not isinstance(side, (int, torch.SymInt)):
-        side = _unwrapped(side)
-    if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)) or side < -1:
-        raise ValueError(f"window_size is {window_size!r}, expected ints of 0 or more, or None or -1 for open")
-    return None if side == -1 or side >= _OPEN else side
+    sides: list[int | None] = []
+    for side in window_size:
+        if not (side is None or isinstance(side, (int, torch.SymInt))):
+            side = _unwrapped(side)
+        if side is not None and (isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)) or side < -1):
+            raise ValueError(f"window_size is {window_size!r}, expected ints of 0 or more, or None or -1 for open")
+        sides.append(None if side is None or side == -1 or side >= _OPEN else side)
+    return sides[0], sides[1]
 
 
 def check_plain(name: str, x: Any, q: Tensor, expected: str = "a torch.Tensor", like: str = "q") -> None:

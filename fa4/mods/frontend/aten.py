@@ -138,14 +138,6 @@ def _where(r, kind, condition, a, b):
     return r.builder.op("where", _node(r, condition, "bool"), _node(r, a, kind), _node(r, b, kind))
 
 
-def _same(r, kind, x, *_, **__):
-    return _node(r, x, kind)
-
-
-def _copy(r, kind, x, source, *_):
-    return _node(r, source, kind)
-
-
 def _is_nan(r, kind, x):
     node = _node(r, x, "float")
     return r.builder.op("ne", node, node)
@@ -286,7 +278,9 @@ OPERATORS: dict[str, Record] = {
     **dict.fromkeys(("bitwise_left_shift", "__lshift__"), _binary("shl", keep=True)),
     **dict.fromkeys(("bitwise_right_shift", "__rshift__"), _binary("shr", keep=True)),
     **dict.fromkeys(("alias", "clone", "detach", "expand", "_to_copy", "lift_fresh", "lift_fresh_copy", "view", "sum",
-                     "_unsafe_view", "squeeze", "unsqueeze", "any", "all", "amax", "amin"), _same),
+                     "_unsafe_view", "squeeze", "unsqueeze", "any", "all", "amax", "amin"),
+                    lambda r, kind, x, *_, **__: _node(r, x, kind)),
+    **dict.fromkeys(("copy", "fill"), lambda r, kind, x, source, *_: _node(r, source, kind)),
     "bitwise_not": _bitwise_not, "add": _binary("add", "or"), "sub": _binary("sub"), "mul": _binary("mul", "and"),
     "rsub": lambda r, kind, a, b, alpha=1: OPERATORS["sub"](r, kind, b, a, alpha=alpha),
     "div": _divide, "floor_divide": lambda r, kind, a, b: _divide(r, kind, a, b, "floor"), "remainder": _remainder,
@@ -294,7 +288,7 @@ OPERATORS: dict[str, Record] = {
     "maximum": _binary("max", "or"), "minimum": _binary("min", "and"), "clamp": _clamp, "clamp_min": _clamp,
     "clamp_max": lambda r, kind, x, bound: _clamp(r, kind, x, None, bound),
     "relu": lambda r, kind, x: _clamp(r, kind, x, 0), "where": _where,
-    "masked_fill": lambda r, kind, x, mask, value: _where(r, kind, mask, value, x), "copy": _copy, "fill": _copy,
+    "masked_fill": lambda r, kind, x, mask, value: _where(r, kind, mask, value, x),
     "atan2": _binary("atan2"), "fmod": _fmod, "round": _round,
     **{name: _composed(formula) for name, formula in _COMPOSED.items()},
     "sgn": _sign, "sign": _sign, "isnan": _is_nan, "isinf": _is_inf,
