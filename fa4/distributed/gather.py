@@ -61,11 +61,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
         sink_part = None if sink is None else sink[heads.queries]
         with sharing():  # with the gathers of the next heads
             results = [call.forward(heads.select(q), k_whole, v_whole, sink_part) for call in calls]
-        out, lse = (
-            results[0]
-            if len(results) == 1
-            else (parts.join(results[0][i], results[1][i], a) for i, a in ((0, axis), (1, axis + 1)))
-        )
+        out, lse = results[0]
+        if len(results) == 2:
+            out, lse = (parts.join(early, late, rows) for early, late, rows in zip(*results, (axis, axis + 1)))
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, -2), torch.cat(lses, -2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,26 +14,23 @@ from .group_rank import GroupRank, RingExchange
 from .parts import ChunkCall, Parts
 
 
-class _Messages:
-    """Messages of one call. After an error wait for them: neighbours with the same error have sent theirs, and the next
-    call would receive pending messages as its own."""
+@contextlib.contextmanager
+def _messages(group_rank: GroupRank) -> Iterator[Callable[..., RingExchange]]:
+    """Context of the messages of one call. Yield a function that sends tensors to the next rank, and receives those of
+    the previous rank. After an error wait for the messages: neighbours with the same error have sent theirs, and the
+    next call would receive pending messages as its own."""
+    sent: list[RingExchange] = []
 
-    def __init__(self, group_rank: GroupRank) -> None:
-        self._group_rank, self._sent = group_rank, list[RingExchange]()
+    def send(*tensors: Tensor) -> RingExchange:
+        sent[:] = [*(x for x in sent if x.is_pending), RingExchange(tensors, group_rank)]  # do not keep finished ones
+        return sent[-1]
 
-    def __enter__(self) -> _Messages:
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, Exception):
-            for exchange in self._sent:
-                exchange.wait()
-
-    def send(self, *tensors: Tensor) -> RingExchange:
-        """Send tensors to the next rank, and receive those of the previous rank."""
-        exchange = RingExchange(tensors, self._group_rank)
-        self._sent = [*(x for x in self._sent if x.is_pending), exchange]  # do not keep finished ones
-        return exchange
+    try:
+        yield send
+    except Exception:
+        for exchange in sent:
+            exchange.wait()
+        raise
 
 
 def calls(parts: Parts) -> list[tuple[ChunkCall, int]]:
@@ -43,9 +41,9 @@ def calls(parts: Parts) -> list[tuple[ChunkCall, int]]:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     """Return out and lse. Each step computes with the available keys while they travel to the next rank."""
-    with _Messages(parts.group_rank) as messages:
+    with _messages(parts.group_rank) as send:
         rank, world, _ = parts.group_rank
-        exchange = messages.send(k, v) if world > 1 else None
+        exchange = send(k, v) if world > 1 else None
         with sharing(exchange is not None):
             out, lse = parts.own_at_once().forward(q, k, v, sink)  # only this call has the sink, one logit of each row
         if exchange is None:
@@ -55,7 +53,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
         for step in range(1, world):
             k, v = exchange.wait()
             if step + 1 < world:
-                exchange = messages.send(k, v)
+                exchange = send(k, v)
             call = parts.with_keys_of((rank - step) % world)
             with sharing(step + 1 < world):
                 part = call.forward(q, k, v)
@@ -94,9 +92,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return dq, dk, dv and dsink. A rank computes part of its own keys while the first keys of others arrive, and the
     rest while the gradients of its keys travel back to it."""
-    with _Messages(parts.group_rank) as messages:
+    with _messages(parts.group_rank) as send:
         rank, world, _ = parts.group_rank
-        exchange = messages.send(k, v) if world > 1 else None
+        exchange = send(k, v) if world > 1 else None
         first, *last = parts.own()
         grads = first.backward(saved, q, k, v, sink)
         sum_dtype = compute_dtype(q.dtype)
@@ -107,7 +105,7 @@ def backward(
             assert exchange is not None
             k_here, v_here = exchange.wait()
             if step + 1 < world:
-                exchange = messages.send(k_here, v_here)
+                exchange = send(k_here, v_here)
             call = parts.with_keys_of((rank - step) % world)
             grads = call.backward(saved, q, k_here, v_here)
             call.rows(dq).add_(grads.dq)
@@ -116,7 +114,7 @@ def backward(
             kv_grads = tuple(_embed(grad, call.keys_of, x, message_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
             if grad_exchange is not None:  # add the sum of the previous ranks
                 _add(kv_grads, grad_exchange.wait())
-            grad_exchange = messages.send(*kv_grads)
+            grad_exchange = send(*kv_grads)
         for call in last:
             grads = call.backward(saved, q, k, v, sink)
             call.rows(dq).add_(grads.dq)
