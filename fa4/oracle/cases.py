@@ -171,10 +171,6 @@ class Judgement:
     def right(self) -> bool:
         return self.error <= self.allowed and not self.stray  # False for NaN
 
-    def within(self, factor: float) -> bool:
-        """True if the error is at most `factor` times the allowed error."""
-        return self.error <= factor * self.allowed
-
     def __str__(self) -> str:
         stray = f" and {self.stray} rows that no score reaches are not 0" if self.stray else ""
         return f"{self.name}: error {self.error:.3g}, allowed {self.allowed:.3g}{stray}"
@@ -254,7 +250,7 @@ def judge_by_draws(
     verdict = judgements(usual)
     # Draws only raise the limits: a result that is right with few draws is right with all. Draws are expensive.
     for draw_index, other in enumerate(others):
-        is_hopeless = draw_index >= _ENOUGH_DRAWS and not all(j.within(_HOPELESS) for j in verdict)
+        is_hopeless = draw_index >= _ENOUGH_DRAWS and not all(j.error <= _HOPELESS * j.allowed for j in verdict)
         if all(j.right for j in verdict) or is_hopeless or not all(isfinite(j.error) for j in verdict):
             break
         draw_results = zip(results.values(), references(other, True), references(other, False))

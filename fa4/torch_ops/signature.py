@@ -141,9 +141,10 @@ class LastCallGuard(Generic[T]):
         except TypeError:
             return
         if previous is identity:
-            call = _GuardedCall.of(tensors, options, value, free)
-            if call is not None:
-                self._calls[options] = call
+            if all(x is None or isinstance(x, Tensor) for x in tensors):  # else a tensor argument is a number
+                call = _GuardedCall(tensors, options, value, free)
+                if call.is_equal(tensors, options):  # False if this torch has no tensor guards
+                    self._calls[options] = call
             return
         if len(self._previous) >= MAX_OPTIONS:
             self.clear()
@@ -193,14 +194,6 @@ class _GuardedCall(Generic[T]):
         strides = [list(x.stride()) for x in distinct]
         self._check = tensor_check(distinct, shapes, strides)
         self._grad_mode, self._deterministic, self._context = _grad_mode(), _deterministic(), _context()
-
-    @classmethod
-    def of(cls, tensors: tuple, options: tuple, value: T, free: tuple[int, ...]) -> _GuardedCall[T] | None:
-        """None if equality cannot be tested: a tensor argument is a number, or this torch has no tensor guards."""
-        if not all(x is None or isinstance(x, Tensor) for x in tensors):
-            return None
-        call = cls(tensors, options, value, free)
-        return call if call.is_equal(tensors, options) else None
 
     def is_equal(self, tensors: tuple, options: tuple) -> bool:
         """Compare with a call that has equal options."""
