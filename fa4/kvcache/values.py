@@ -61,7 +61,8 @@ def _check_memory(k_cache: Tensor, v_cache: Tensor) -> None:
 
 def _check(t: Tensors, same_position: bool, max_seqlens: tuple[int, int], table: str) -> None:
     """same_position: all of a sequence's queries have the position of its first new row."""
-    queries, new, capacity = _queries(t), _new_rows(t), t.capacity
+    queries, capacity = _rows(t.q, t.batch, "cu_seqlens_q", t.cu_seqlens_q), t.capacity
+    new = [0] * t.batch if t.k is None else _rows(t.k, t.batch, "cu_seqlens_k_new", t.cu_seqlens_k_new)
     if max(queries, default=0) > max_seqlens[0]:
         raise ValueError(f"max_seqlen_q is {max_seqlens[0]}, expected at least {max(queries)}, the longest sequence")
     before = t.cache_seqlens.tolist() if isinstance(t.cache_seqlens, Tensor) else [t.cache_seqlens or 0] * t.batch
@@ -88,19 +89,9 @@ def _check(t: Tensors, same_position: bool, max_seqlens: tuple[int, int], table:
         _check_descale(name, descale)
 
 
-def _queries(t: Tensors) -> list[int]:
-    """Return the rows of q of each sequence."""
-    if t.cu_seqlens_q is None:
-        return [t.q.shape[1]] * t.batch
-    return lengths_of("cu_seqlens_q", t.cu_seqlens_q, t.q.shape[0])
-
-
-def _new_rows(t: Tensors) -> list[int]:
-    if t.k is None:
-        return [0] * t.batch
-    if t.cu_seqlens_k_new is None:
-        return [t.k.shape[1]] * t.batch
-    return lengths_of("cu_seqlens_k_new", t.cu_seqlens_k_new, t.k.shape[0])
+def _rows(x: Tensor, batch: int, name: str, cu_seqlens: Tensor | None) -> list[int]:
+    """Return the rows of each sequence in x, padded or packed. name: that of cu_seqlens."""
+    return [x.shape[1]] * batch if cu_seqlens is None else lengths_of(name, cu_seqlens, x.shape[0])
 
 
 def _check_batch_idx(index: list[int], sequences: int, appends: bool) -> None:

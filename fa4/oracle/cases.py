@@ -210,18 +210,13 @@ _LARGE_LOGITS, _LARGE_LOGITS_DRAWS = 100.0, 256
 _ENOUGH_DRAWS, _HOPELESS = 16, 4.0
 
 
-def _reordered(problem: Problem, order: int) -> Problem:
-    """The problem with the columns of q and k permuted: the same scores, rounded differently."""
-    i = problem.inputs
-    columns = torch.randperm(i.q.shape[-1], generator=torch.Generator().manual_seed(order)).to(i.q.device)
-    return replace(problem, inputs=i._replace(q=i.q[..., columns], k=i.k[..., columns]))
-
-
 def other_draws(problem: Problem) -> Iterator[Problem]:
     """Generate problems that differ from this one only in rounding or random data."""
     yield replace(problem, sequential=True)
-    for order in range(_ORDERS):
-        yield _reordered(problem, order)
+    i = problem.inputs
+    for order in range(_ORDERS):  # of the columns of q and k: the same scores, rounded differently
+        columns = torch.randperm(i.q.shape[-1], generator=torch.Generator().manual_seed(order)).to(i.q.device)
+        yield replace(problem, inputs=i._replace(q=i.q[..., columns], k=i.k[..., columns]))
     for seed in range(_LARGE_LOGITS_DRAWS if problem.case.logits >= _LARGE_LOGITS else DRAWS):
         yield make(problem.case, seed, problem.inputs.q.device)
 
