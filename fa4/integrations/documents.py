@@ -68,8 +68,7 @@ def table_of_runs(valid_keys: Tensor, q_length: int, shift: int | Tensor, causal
     sides = ((q_length, first, end), (kv_length, start, stop))
     bounds = [torch.stack((rows * n, rows * n + a), 1).flatten() for n, a, _ in sides]
     bounds = [pad(x, (0, 1), value=batch * n) for x, (n, _, _) in zip(bounds, sides)]
-    used = [torch.stack((torch.zeros_like(a), b - a), 1).flatten() for _, a, b in sides]
-    used = [pad(x, (0, 1)) for x in used]
+    used = [pad(torch.stack((torch.zeros_like(a), b - a), 1).flatten(), (0, 1)) for _, a, b in sides]
     return torch.stack((*bounds, *used)).to(torch.int32)[None, None]
 
 
