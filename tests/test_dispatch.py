@@ -141,7 +141,7 @@ def test_kernels_take_head_dims_of_whole_vectors(name):
 
 
 LARGEST = {
-    "sm100": [(128, 128), (256, 256)],
+    "sm100": [(256, 256)],
     "sm90": [(128, 128), (256, 256), (256, 256)],
     "sm80": [(256, 256)],
     "torch": [],
@@ -150,13 +150,13 @@ LARGEST = {
 
 @pytest.mark.parametrize("name", LARGEST)
 def test_head_dims_end_where_the_table_says(name):
-    """Each row of a backend; the pair (192, 128) is the one beyond 128 of Blackwell's and Hopper's first rows."""
+    """Each row of a backend; the pair (192, 128) is the one beyond 128 of Hopper's first row."""
     rows = [row.head_dims for row in dispatch.BACKENDS if row.name == name]
     largest = sorted(x for x, dims in zip(LARGEST[name], rows) if dims.takes(*x))
     assert largest == LARGEST[name]
     assert not any(dims.takes(d + 8, d) or dims.takes(d, d + 8) for (d, _), dims in zip(LARGEST[name], rows))
     assert name == "torch" or not any(dims.takes(36, 36) for dims in rows)
-    if name in ("sm100", "sm90"):
+    if name == "sm90":
         takes = rows[0].takes
         assert takes(192, 128) and not takes(192, 192) and not takes(128, 192)
     if name == "torch":
@@ -176,15 +176,11 @@ def test_hopper_trains_wide_heads_in_order_but_not_with_functions():
                 assert dispatch.select(asked, chip).name == chosen
 
 
-def test_blackwell_takes_wide_heads_without_gradients():
+def test_blackwell_takes_wide_heads_in_both_directions():
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
     problem, chip = spec(head_dim=256, heads_q=8, heads_kv=2), chip_by_number(100)
-    for trains, chosen in ((False, "sm100"), (True, "sm80")):
-        asked = replace(problem, needs_backward=trains)
-        assert dispatch.select(asked, chip).name == chosen
-        if chosen == "sm80":
-            with pytest.raises(NoBackend, match="lacks backward"):
-                dispatch.select(asked, chip, "sm100")
+    for trains in (False, True):
+        assert dispatch.select(replace(problem, needs_backward=trains), chip).name == "sm100"
     narrow = spec(head_dim=128, heads_q=8, heads_kv=2)
     for number, chosen in ((80, "sm80"), (90, "sm90"), (100, "sm100"), (103, "sm100"), (120, "sm80")):
         assert dispatch.select(narrow, chip_by_number(number)).name == chosen

@@ -31,7 +31,7 @@ KINDS = {
     "sm90_higher_steps": (Hopper, 90, 64, ROWS["d64"]),
     "sm90_wide": (Hopper, 90, 192, ROWS["wide"]),
     "sm90_clusters": (Hopper, 90, 256, ROWS["d256_ordered"]),
-    "sm100": (Blackwell, 100, 192, None),
+    "sm100": (Blackwell, 100, 64, None),
     "sm100_clusters": (Blackwell, 100, 128, None),
     "sm80": (Portable, 80, 64, None),
 }

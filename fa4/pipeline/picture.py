@@ -1,6 +1,6 @@
 """A kernel's tables as Markdown for the pages in docs/: roles, channels, memory, and a flow chart.
 
-python -m fa4.pipeline.picture sm100.fwd        # the Blackwell forward; likewise sm100.bwd, sm90.fwd and sm90.bwd
+python -m fa4.pipeline.picture sm100.fwd        # the Blackwell forward; others: see `PAGES`
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .smem import SmemMap
 PAGES = {  # kernel: (head_dim, is causal, roles that write results) of each configuration on its page
     "sm100.fwd": ((128, True, ("epilogue",)),),
     "sm100.bwd": ((128, False, ("compute", "reduce")),),
+    "sm100.bwd.wide": ((256, False, ("compute",)),),
     "sm90.fwd": ((128, True, ("compute",)),),
     "sm90.bwd": ((128, True, ("compute", "reduce")), (256, True, ("dV", "dK"))),
 }
@@ -28,7 +29,7 @@ BETWEEN = "\n\n### The wide kernel\n\nFor bf16, d = 256, causal: CTA pairs and a
 
 def tables(name: str) -> str:
     """Return the text between the marks in the page of a kernel: bf16, 16 heads, 4k tokens."""
-    backend, direction = name.split(".")
+    backend, direction = name.split(".")[:2]
     module = importlib.import_module(f"fa4.{name}.kernel")
     directions, pages = importlib.import_module(f"fa4.{backend}.plan").Plan.directions, []
     for head_dim, is_causal, output_roles in PAGES[name]:

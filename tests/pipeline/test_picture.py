@@ -12,6 +12,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "sm100.fwd": "blackwell-forward.md",
     "sm100.bwd": "blackwell-backward.md",
+    "sm100.bwd.wide": "blackwell-backward-wide.md",
     "sm90.fwd": "hopper-forward.md",
     "sm90.bwd": "hopper-backward.md",
 }

@@ -25,7 +25,7 @@ from .work import WideWork
 @cute.jit
 def store_gradient(context: Sm100WideContext, ends: Ends, work: WideWork, rows: Rows, scale: Float32):
     """Scale D and store it; zeros if there were no steps. Each warpgroup converts half of the columns."""
-    cfg, tma, smem_address = context.cfg, context.tma("grad"), context.smem.address("left")
+    cfg, tma, smem_address = context.cfg, context.tma("grad"), context.smem.address("leftS")
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.thread_idx()[0] % TILE_N
     columns = cfg.grad_columns // HALVES
@@ -48,4 +48,4 @@ def store_gradient(context: Sm100WideContext, ends: Ends, work: WideWork, rows: 
     cute.arch.barrier(barrier_id=context.gradient_staged, number_of_threads=HALVES * TILE_N)
     if warp == 0:
         matrix = sequence_matrix(tma.tensor, work.own_head, work.batch, rows, cfg.varlen, cfg.lengths_vary)
-        tma_store(tma, matrix, work.own_block, context.smem.pointer("left", cfg.dtype))
+        tma_store(tma, matrix, work.own_block, context.smem.pointer("leftS", cfg.dtype))

@@ -62,8 +62,8 @@ def channels(cfg: Sm100WideConfig) -> ChannelTable:
     dp: tuple[Channel, ...] = ()
     if cfg.gradient.needs_dp:
         dp = (
-            channel("load_mma_left_dP", "load", "mma", By.TMA, ONCE, 1, smem),
-            channel("load_mma_right_dP", "load", "mma", By.TMA, By.UMMA, 1, smem),
+            channel("load_mma_leftdP", "load", "mma", By.TMA, ONCE, 1, smem),
+            channel("load_mma_rightdP", "load", "mma", By.TMA, By.UMMA, 1, smem),
             channel("mma_compute_dP", "mma", "compute", By.UMMA, Implied("compute_mma_weights"), 1, Carries.TMEM),
         )
     rows: tuple[Channel, ...] = ()
@@ -71,9 +71,9 @@ def channels(cfg: Sm100WideConfig) -> ChannelTable:
         rows = (Channel("load_compute_rows", "load", "compute", By.TMA, By.WARP, ROW_STAGES, Carries.SMEM),)
     return ChannelTable(
         (
-            channel("load_mma_left", "load", "mma", By.TMA, ONCE, 1, smem),
-            channel("load_mma_right", "load", "mma", By.TMA, By.UMMA, cfg.stages, smem),
-            channel("load_mma_columns", "load", "mma", By.TMA, By.UMMA, cfg.stages, smem),
+            channel("load_mma_leftS", "load", "mma", By.TMA, ONCE, 1, smem),
+            channel("load_mma_rightS", "load", "mma", By.TMA, By.UMMA, cfg.stages, smem),
+            channel("load_mma_rightD", "load", "mma", By.TMA, By.UMMA, cfg.stages, smem),
             *dp,
             *rows,
             channel(
@@ -93,14 +93,14 @@ def smem_map(cfg: Sm100WideConfig, table: ChannelTable) -> SmemMap:
     dp: tuple[Region, ...] = ()
     if cfg.gradient.needs_dp:
         dp = (
-            Region("left_dP", cfg.tile(left_dp).nbytes, align=1024),
-            Region("right_dP", cfg.tile(right_dp).nbytes, align=1024),
+            Region("leftdP", cfg.tile(left_dp).nbytes, align=1024),
+            Region("rightdP", cfg.tile(right_dp).nbytes, align=1024),
         )
     rows = (Region("rows", ROW_STAGES * cfg.rows_bytes, align=128),) if cfg.gradient.owns_keys else ()
     return SmemMap(
-        Region("left", max(cfg.tile(left).nbytes, cfg.grad_tile.nbytes), align=1024),
-        Region("right", cfg.stages * cfg.tile(right).nbytes, align=1024),
-        Region("columns", cfg.stages * cfg.columns_tile.nbytes, align=1024),
+        Region("leftS", max(cfg.tile(left).nbytes, cfg.grad_tile.nbytes), align=1024),
+        Region("rightS", cfg.stages * cfg.tile(right).nbytes, align=1024),
+        Region("rightD", cfg.stages * cfg.columns_tile.nbytes, align=1024),
         *dp,
         *rows,
         Region("barriers", table.nbytes, align=8),

@@ -2,8 +2,8 @@
 
 Each CTA of a pair loads its rows of the right operands of S and dP, and its columns of the right operand of D.
 
-Waits:   load_mma_{right,right_dP,columns}.free, load_compute_rows.free
-Signals: full of the same channels, load_mma_{left,left_dP}.full, load_compute_rows.full
+Waits:   load_mma_{rightS,rightdP,rightD}.free, load_compute_rows.free
+Signals: full of the same channels, load_mma_{leftS,leftdP}.full, load_compute_rows.full
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ def load(context: Sm100WideContext):
     """Issue copies in the order in which the matrix unit frees stages."""
     cfg, ends, work = context.cfg, context.ends("load"), work_tile(context)
     (left, left_dp), (right, right_dp), columns = cfg.gradient.value
-    operands, gradient_operands = produce(ends.load_mma_right), produce(ends.load_mma_columns)
+    operands, gradient_operands = produce(ends.load_mma_rightS), produce(ends.load_mma_rightD)
     if const_expr(cfg.gradient.needs_dp):
-        dp_operands = produce(ends.load_mma_right_dP)
+        dp_operands = produce(ends.load_mma_rightdP)
     if const_expr(cfg.gradient.owns_keys):
         rows = produce(ends.load_compute_rows)
     if work.steps > 0:
         here = StepBlocks.first(context, work)
         coord = here.coord(context, work)
         own = work.own_head, work.own_block
-        load_tile(context, produce(ends.load_mma_left), work, left, own, "left")
-        load_tile(context, operands, work, right, own_rows(context, work, coord), "right")
+        load_tile(context, produce(ends.load_mma_leftS), work, left, own, "leftS")
+        load_tile(context, operands, work, right, own_rows(context, work, coord), "rightS")
         if const_expr(cfg.gradient.owns_keys):
             load_statistics(context, rows, work, coord)
             rows = rows.next()
         if const_expr(cfg.gradient.needs_dp):
-            load_tile(context, produce(ends.load_mma_left_dP), work, left_dp, own, "left_dP")
+            load_tile(context, produce(ends.load_mma_leftdP), work, left_dp, own, "leftdP")
         operands = operands.next()
         for i in cutlass.range(work.steps, unroll=1):
             following = here.next(context, work)
             next_coord = following.coord(context, work)
             if const_expr(cfg.gradient.needs_dp):
                 dp_operands.wait()
-                load_tile(context, dp_operands, work, right_dp, own_rows(context, work, coord), "right_dP")
+                load_tile(context, dp_operands, work, right_dp, own_rows(context, work, coord), "rightdP")
                 dp_operands = dp_operands.next()
             if i + 1 < work.steps:
                 operands.wait()
-                load_tile(context, operands, work, right, own_rows(context, work, next_coord), "right")
+                load_tile(context, operands, work, right, own_rows(context, work, next_coord), "rightS")
             operands = operands.next()
             gradient_operands.wait()
             load_columns(context, gradient_operands, work, columns, coord)
@@ -96,7 +96,7 @@ def load_columns(
     cfg, tma, (head, block), tile = context.cfg, context.tma(name), coord, context.cfg.columns_tile
     matrix, rows = matrix_of(context, work, name, head)
     cursor.expect_tx(tile.nbytes, work.rank)
-    stage_ptr = context.smem.pointer("columns", cfg.dtype) + cursor.stage * cfg.elements(tile.nbytes)
+    stage_ptr = context.smem.pointer("rightD", cfg.dtype) + cursor.stage * cfg.elements(tile.nbytes)
     for i in range(cfg.ctas):
         tile_index = cfg.ctas * block + i
         if cfg.lengths_vary:
