@@ -252,6 +252,7 @@ def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     assert tiles_for(spec, CHIP, LONG).name == "d128"
     assert tiles_for(replace(spec, window_right=0), CHIP, ProblemSize(2, 8192, 8192)).name == "d128_cut"
     assert tiles_for(replace(spec, window_right=0), CHIP, LONG).name == "d128_ordered"
+    assert tiles_for(replace(spec, window_right=0), CHIP, ProblemSize(1, 32768, 32768)).name == "d128_long"
     grouped = replace(spec, window_right=0, heads_kv=4)
     assert tiles_for(grouped, CHIP, LONG).name == "d128_ordered"
     assert config_of(grouped).deterministic  # though nobody asked for it

@@ -77,6 +77,9 @@ TILES = (
          "full 1k, 4k, 16k: 412, 516, 547 (no order 404, 507, 534); causal 1k, 4k, 16k: 304, 459, 520 (290, 448, 510; "
          "first_writer 309, 447, 506)"),
     Rule("d96", head_dims(96), BackwardTiles(64), "full, causal 4k: 538, 472 (3 + 2 stages, 3 of dS: 493, 434)"),
+    Rule("d128_long", head_dims(128) & CAUSAL & DENSE & keys(32 << 10), BackwardTiles(64),
+         "causal 32k, 64k, 32/8 heads: 553, 630 (in order 522, 594); 16 heads, 64k, 128k: 641, 631 (in order 621, 608; "
+         "first_writer 587, 603)"),
     # In order, key blocks stay close to each other, so the dQ sums stay in L2.
     Rule("d128_ordered", head_dims(128) & CAUSAL & DENSE & (GROUPED | keys(16 << 10)), BackwardTiles(64, ordered=True),
          "causal 2k, 4k, 8k, 32/8 heads: 470, 565, 626 (no order 455, 522, 583); 16 heads, 16k: 649 (626)"),

@@ -122,11 +122,14 @@ class LaunchOrder(BackwardVariant):
         return self.descending and not self.has_left and not self.has_blocks
 
     def wave(self, n_blocks: Int32, l2_group: Int32, pairs: Int32) -> Int32 | None:
-        """Return the key blocks of a wave: all blocks of an L2 group. A single group with more blocks than run at a
-        time is split into waves; otherwise its longest work, of all heads of a GQA group, would come last."""
+        """Return the key blocks of a wave: all blocks of an L2 group. A pair with more blocks than run at a time is
+        split into waves of so many (H100, causal, d128: 1.12 and 1.45 times as fast with 32k and 64k keys and 32/8
+        heads, 1.19 and 1.15 with 64k and 128k and 16 heads). So is a single group of a GQA problem; otherwise its
+        longest work, of all heads of a GQA group, would come last."""
         if not self.folds:
             return None
-        if self.group == 1:
-            return n_blocks
         wave_blocks = cutlass.max(self.concurrent_blocks // cutlass.max(l2_group, 1), 1)
-        return Int32(cutlass.select_(l2_group < pairs, n_blocks, wave_blocks))
+        is_whole = n_blocks <= self.concurrent_blocks
+        if self.group > 1:
+            is_whole = is_whole & (l2_group < pairs)
+        return Int32(cutlass.select_(is_whole, n_blocks, wave_blocks))
