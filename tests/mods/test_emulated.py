@@ -1,10 +1,12 @@
 """Traced scores and masks, and block masks, in the kernels of three chips, each on the emulated one."""
 
 import pytest
+import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
+import fa4
 from fa4.emulator import emulate
 from fa4.runtime import jit
 from tests.mods.kernels import problems
@@ -74,3 +76,16 @@ def test_heads_of_a_group_add_their_blocks_in_order(seed):
 
 def test_blocks_of_keys_add_in_the_order_of_their_numbers(seed):
     assert len(sums_of_dq(problems()["heads_far"], seed, "sm80", "sm_80")) == 1, f"seed {seed}"
+
+
+def test_the_keys_in_use_may_end_inside_a_full_block(seed):
+    """After other full blocks; there the number of keys alone masks."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, n, 1, 64, generator=generator).half() for n in (128, 384, 384))
+    mask = fa4.create_block_mask(lambda b, h, q_idx, kv_idx: kv_idx >= 20, 1, 1, 128, 384, device="cpu")
+    assert mask.full_kv_num_blocks.item() == 2
+    call = dict(block_mask=mask, seqused_k=torch.tensor([300], dtype=torch.int32))
+    expected = fa4.flash_attn_func(q.double(), k.double(), v.double(), **call)
+    with emulate("sm_100a", seed=seed):
+        out = fa4.flash_attn_func(q, k, v, **call)
+    assert (out - expected).abs().max() < 2e-3, f"seed {seed}"
