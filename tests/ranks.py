@@ -28,7 +28,7 @@ from fa4.oracle.cases import Case
 
 GROUP_LIMIT = datetime.timedelta(seconds=60)
 LOST_LIMIT_S = {"cpu": 8, "cuda": 12}  # of messages where a rank is lost; on GPUs kernels may be compiled meanwhile
-STARTS_WITHIN_S, ENDS_WITHIN_S = 120, 60
+STARTS_WITHIN_S, ENDS_WITHIN_S = 120, 120
 
 
 def device_of(rank, device_type):
