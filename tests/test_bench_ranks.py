@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from bench import context_parallel, overlap, progress, ranks_page, sharded, summary
 
+pytestmark = pytest.mark.rotates(3)
+
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]
 

@@ -7,6 +7,8 @@ import pytest
 import fa4.distributed as cp
 from tests import ranks
 
+pytestmark = pytest.mark.rotates(3)
+
 
 @pytest.mark.parametrize("world", [4, 8])
 def test_sequence_and_heads_are_split_at_once(world, seed, tmp_path):

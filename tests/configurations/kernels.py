@@ -29,8 +29,9 @@ from .problems import Problem, families
 
 # (10 * major + minor, backend): each backend on the chips whose numbers choose other kernels. Orin (87) has few
 # multiprocessors: it cuts keys into parts less often. The number of multiprocessors, a constant of the code, is
-# another of B300 (103) than of B200 (100). B200 trains wide heads by sm80. Chips that are not here: 89 and 121 have the
-# shared memory of 86 and 120, and choose the same structures; 110 has that of 100, and needs a CuTe DSL for CUDA 13.
+# another of B300 (103) than of B200 (100). On a B200, sm80 takes single rows of pages of wide heads. Chips that are not
+# here: 89 and 121 have the shared memory of 86 and 120, and choose the same structures; 110 has that of 100, and needs
+# a CuTe DSL for CUDA 13.
 TARGETS = (
     (80, "sm80"), (86, "sm80"), (87, "sm80"), (90, "sm80"), (90, "sm90"), (100, "sm80"), (100, "sm100"), (103, "sm100"),
     (120, "sm80"),
@@ -49,7 +50,6 @@ ORDER = (
     "pairs_per_group",
     "chained",
     "deterministic",
-    "multicast",
 )
 
 

@@ -401,11 +401,12 @@ def operator_arguments(name, seed):
         cos=a.get("rotary_cos"), sin=a.get("rotary_sin"), page_table=a.get("page_table"),
         batch_idx=a.get("cache_batch_idx"), interleaved=a.get("rotary_interleaved", True),
     )  # fmt: skip
+    cache = Cache(appended.page_table, appended.batch_idx, a.get("cache_leftpad"))
     inputs = AttentionInputs(
         *appended[:3], a["learnable_sink"], seqused_k=a["cache_seqlens"] + a["k"].shape[1],
-        max_seqlen_q=a["q"].shape[1], max_seqlen_k=appended.cache.capacity(appended.k_cache),
+        max_seqlen_q=a["q"].shape[1], max_seqlen_k=cache.capacity(appended.k_cache),
     )  # fmt: skip
-    return appended, inputs, Cache(appended.page_table, appended.batch_idx, a.get("cache_leftpad"))
+    return appended, inputs, cache
 
 
 @pytest.mark.parametrize("name", ["append_and_rotate_in_pages", "leftpad_and_batch_idx"])

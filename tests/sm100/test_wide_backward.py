@@ -48,7 +48,7 @@ def test_gradients_of_sequences_of_any_length(dims, tiles, seed):
 
 
 NAMED = (
-    (Case("softcap", seqlen_q=300, seqlen_k=420, head_dim=256, window_size=(150, 60), softcap=15.0, logits=4.0), WIDE_PAIR),
+    (Case("softcap", seqlen_q=300, seqlen_k=420, head_dim=256, window_size=(150, 60), softcap=15.0), WIDE_PAIR),
     (Case("no_key", seqlen_q=400, seqlen_k=200, head_dim=192, causal=True, dtype=torch.float16), WIDE_SINGLE),
     (Case("one_query", seqlen_q=1, seqlen_k=300, head_dim=256), WIDE_SINGLE),
     (Case("one_key", seqlen_q=300, seqlen_k=1, head_dim=256), WIDE_PAIR),
