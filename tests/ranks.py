@@ -66,7 +66,11 @@ def run(program, world, folder, device_type, *arguments, limit=400):
     """program(device, *arguments) on every rank; an error of one rank, or of time, is this process's."""
     method = start_method(device_type)
     started = (program, world, folder / f"store of {world}", device_type, arguments)
-    context = mp.start_processes(on_rank, started, world, join=False, start_method=method)
+    wait_for(mp.start_processes(on_rank, started, world, join=False, start_method=method), limit)
+
+
+def wait_for(context, limit=400):
+    """Until processes that were started have ended; an error of one of them, or of time, is this process's."""
     ends = time.monotonic() + limit
     try:
         while not context.join(timeout=1):

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +20,7 @@ from fa4.integrations.dtensor import register_dtensor
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_of, device_context, sharing
+from tests import ranks
 
 CASES = [
     Case("full", seqlen_q=32, seqlen_k=32, head_dim=16),
@@ -240,14 +240,7 @@ def test_parts_on_ranks_are_the_whole(world, seed, tmp_path):
     """Cases by every method: out, lse and gradients; some twice, bit for bit."""
     mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.oracle.cases", __name__])
     started = (world, tmp_path / "store", seed)
-    context = mp.start_processes(on_every_rank, started, world, join=False, start_method="forkserver")
-    ends = time.monotonic() + 400
-    try:
-        while not context.join(timeout=1):
-            assert time.monotonic() < ends, "ranks wait for each other"
-    finally:
-        for process in context.processes:
-            process.kill()
+    ranks.wait_for(mp.start_processes(on_every_rank, started, world, join=False, start_method="forkserver"))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, const_expr
 from ...core.sequence import Rows, clamp_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
-from .config import Sm100BackwardContext
+from .config import Sm100BackwardContext, Sm100StepsContext
 from .work import ListPosition, Sm100BackwardWork, next_position, work_tile
 
 
@@ -36,7 +36,7 @@ def load(context: Sm100BackwardContext):
         kv_coord = (work.head_kv, work.n_block)
         load_tile(context, produce(ends.load_mma_K), work, "K", kv_coord)
         load_tile(context, q, work, "Q", coord)
-        load_statistics(context, rows, work, coord)
+        load_statistics(context, rows, work.row_block, coord)
         load_tile(context, produce(ends.load_mma_V), work, "V", kv_coord)
         if const_expr(is_pair):
             load_columns(context, produce(ends.load_mma_Kcolumns), work, "K", kv_coord)
@@ -64,7 +64,7 @@ def load(context: Sm100BackwardContext):
             q_columns = q_columns.next()
         if i + 1 < work.steps:
             # The stage is free: the wait for Q above implies that dK of the previous step has freed it.
-            load_statistics(context, rows, work, next_coord)
+            load_statistics(context, rows, work.row_block, next_coord)
         rows = rows.next()
 
 
@@ -102,11 +102,12 @@ def rows_of(work: Sm100BackwardWork, name: str) -> Rows:
 
 
 @cute.jit
-def load_statistics(context: Sm100BackwardContext, cursor: Cursor, work: Sm100BackwardWork, coord: tuple[Int32, Int32]):
-    """Load the row statistics of a step at coord = (head, query block): two floats per query."""
+def load_statistics(context: Sm100StepsContext, cursor: Cursor, row_block: Int32, coord: tuple[Int32, Int32]):
+    """Load the row statistics of a step at coord = (head, query block): two floats per query. row_block: of the
+    sequence's first query block."""
     cfg, rows = context.cfg, context.args.statistics
     head, m_block = coord
-    rows_coord = (0, 0, work.row_block + m_block, head)
+    rows_coord = (0, 0, row_block + m_block, head)
     cursor.expect_tx(cfg.rows_bytes)
     with cute.arch.elect_one():
         target = context.smem.pointer("rows", Float32) + cursor.stage * (cfg.rows_bytes // 4)

@@ -27,13 +27,14 @@ def _fills_panels(case: TuningCase) -> bool:
     return all(96 < head_dim <= 128 for head_dim in (case.spec.head_dim, case.spec.head_dim_v))
 
 
-def _cuts_blocks(case: TuningCase) -> bool:
-    """True if a pair would own keys of two blocks of the block mask."""
-    return case.spec.mods is not None and case.spec.mods.block is not None and case.spec.mods.block[1] % 256 > 0
+def _cuts_blocks(side: str, axis: int) -> Condition:
+    """Condition that a pair would own rows of two blocks of the block mask."""
 
+    def holds(case: TuningCase) -> bool:
+        mods = case.spec.mods
+        return mods is not None and mods.block is not None and mods.block[axis] % 256 > 0
 
-def _cuts_query_blocks(case: TuningCase) -> bool:
-    return case.spec.mods is not None and case.spec.mods.block is not None and case.spec.mods.block[0] % 256 > 0
+    return Condition(f"block mask cut by 256 {side}", holds)
 
 
 def _is_wide(case: TuningCase) -> bool:
@@ -43,8 +44,7 @@ def _is_wide(case: TuningCase) -> bool:
 
 PAIRED = Condition("head dims that fill 128 columns, so that halves are panels", _fills_panels)
 TWO_SMS = Condition("two multiprocessors or more", lambda case: case.chip.sms >= 2)
-WHOLE_BLOCKS = ~Condition("block mask cut by 256 keys", _cuts_blocks)
-WHOLE_QUERY_BLOCKS = ~Condition("block mask cut by 256 queries", _cuts_query_blocks)
+WHOLE_BLOCKS, WHOLE_QUERY_BLOCKS = ~_cuts_blocks("keys", 1), ~_cuts_blocks("queries", 0)
 WIDE = Condition("head dims whose dK and dV leave no tensor memory for scores", _is_wide)
 SINGLE, PAIR = BackwardTiles(1, 0), BackwardTiles(2, 0)
 WIDE_SINGLE, WIDE_PAIR = BackwardTiles(1, 0, wide=True), BackwardTiles(2, 0, wide=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Int32, const_expr
 
 from ....core.sequence import clamp_tile, sequence_matrix
 from ....pipeline.cursor import Cursor, produce
-from ....pipeline.tma import bulk_load, tma_load, tma_load_panel
+from ....pipeline.tma import tma_load, tma_load_panel
+from ..load import load_statistics
 from .config import Sm100WideContext
 from .work import StepBlocks, WideWork, work_tile
 
@@ -36,7 +37,7 @@ def load(context: Sm100WideContext):
         load_tile(context, produce(ends.load_mma_leftS), work, left, own, "leftS")
         load_tile(context, operands, work, right, own_rows(context, work, coord), "rightS")
         if const_expr(cfg.gradient.owns_keys):
-            load_statistics(context, rows, work, coord)
+            load_statistics(context, rows, work.row_block, coord)
             rows = rows.next()
         if const_expr(cfg.gradient.needs_dp):
             load_tile(context, produce(ends.load_mma_leftdP), work, left_dp, own, "leftdP")
@@ -58,7 +59,7 @@ def load(context: Sm100WideContext):
             if const_expr(cfg.gradient.owns_keys):
                 if i + 1 < work.steps:
                     rows.wait()
-                    load_statistics(context, rows, work, next_coord)
+                    load_statistics(context, rows, work.row_block, next_coord)
                 rows = rows.next()
             here, coord = following, next_coord
 
@@ -106,15 +107,3 @@ def load_columns(
             # Past the last panel load that one again: a box must not lie wholly outside its tensor.
             index = cutlass.min(work.rank * tile.panels + panel, tma.tile.panels - 1)
             tma_load_panel(tma, matrix, tile_index, index, smem_ptr, cursor.barrier())
-
-
-@cute.jit
-def load_statistics(context: Sm100WideContext, cursor: Cursor, work: WideWork, coord: tuple[Int32, Int32]):
-    """Load the row statistics of a step at coord = (head, query block): two floats per query."""
-    cfg, rows = context.cfg, context.args.statistics
-    head, m_block = coord
-    cursor.expect_tx(cfg.rows_bytes)
-    with cute.arch.elect_one():
-        source = rows.iterator + cute.crd2idx((0, 0, work.row_block + m_block, head), rows.layout)
-        target = context.smem.pointer("rows", Float32) + cursor.stage * (cfg.rows_bytes // 4)
-        bulk_load(source, target, cfg.rows_bytes, cursor.barrier())
