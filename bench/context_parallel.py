@@ -39,32 +39,37 @@ from .sharded import KINDS, Provider, ShardedCase, Work, cases, checked, provide
 from .timing import Timing
 
 _PAUSE = 0.1  # seconds before each sample
+# A sample is several runs in a row, as the layers of a model: the host prepares one while the one before it runs.
+_SAMPLE_MS, _MOST_RUNS = 100.0, 8
 _CHECKED_AT = 4096  # tokens; the reference's score matrices fit there
 
 
-def timed(works: list[Work], device: torch.device, seconds: float) -> dict[str, list[list[float]]]:
-    """Milliseconds of each rank, in rounds: in turns, for about `seconds`, after one that does not count; 3 to 8."""
+def timed(works: list[Work], device: torch.device, seconds: float) -> tuple[dict[str, list[list[float]]], int]:
+    """Milliseconds of each rank, in rounds: in turns, for about `seconds`, after one that does not count; 3 to 8. And
+    the runs in a row of each sample."""
     samples: dict[str, list[list[float]]] = {work.provider.name: [] for work in works}
 
-    def one_round(first: int) -> float:
+    def one_round(first: int, runs: int) -> float:
         """Milliseconds of the slowest ranks, summed."""
         whole = 0.0
         for work in works[first:] + works[:first]:
             if device.type == "cuda":
                 time.sleep(_PAUSE)
             with work.within():
-                times = gathered(sample(work.run, device))
+                times = gathered(sample(work.run, device, runs))
             samples[work.provider.name].append(times)
-            whole += max(times)
+            whole += max(times) * runs
         return whole
 
     if not works:
-        return samples
-    one_round(0)
-    rounds = min(8, max(3, int(1000 * seconds / one_round(0))))
+        return samples, 1
+    one_round(0, 1)
+    slowest = max(max(times[-1]) for times in samples.values())
+    runs = max(1, min(_MOST_RUNS, int(_SAMPLE_MS / slowest)))
+    rounds = min(8, max(3, int(1000 * seconds / one_round(0, runs))))
     for i in range(1, rounds):
-        one_round(i % len(works))
-    return {name: times[1:] for name, times in samples.items()}
+        one_round(i % len(works), runs)
+    return {name: times[1:] for name, times in samples.items()}, runs
 
 
 def works_that_run(
@@ -130,7 +135,7 @@ def measured(
     works, errors = works_that_run(case, offered, device, seed, False)
     said = said | {name: {**said.get(name, {}), **what} for name, what in errors.items()}
     apart = differences(case, works, device)
-    of_ranks, world = timed(works, device, seconds), dist.get_world_size()
+    (of_ranks, runs), world = timed(works, device, seconds), dist.get_world_size()
     for work in works:
         name = work.provider.name
         if name.startswith("fa4") and not work.provider.whole:
@@ -149,7 +154,7 @@ def measured(
         row = {"provider": name, "label": case.label, **dataclasses.asdict(case), "seed": seed, **what}
         if name in times:
             ranks = 1 if name in wholes else world
-            row |= {**dataclasses.asdict(times[name]), "ranks": ranks}
+            row |= {**dataclasses.asdict(times[name]), "ranks": ranks, "runs_in_a_row": runs}
             row["median_ms_of_ranks"] = [statistics.median(rank) for rank in zip(*of_ranks[name])]
             row["tflops"] = case.flops / times[name].median_ms / 1e9 / ranks
             if alone is not None and name in apart:

@@ -60,20 +60,22 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def sample(run: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of a run on this rank, all ranks having begun together."""
+def sample(run: Callable[[], object], device: torch.device, runs: int = 1) -> float:
+    """Milliseconds of a run on this rank, the mean of `runs` in a row, all ranks having begun together."""
     wait(device)
     dist.barrier()
     if device.type != "cuda":
         started = time.perf_counter()
-        run()
-        return 1000 * (time.perf_counter() - started)
+        for _ in range(runs):
+            run()
+        return 1000 * (time.perf_counter() - started) / runs
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    run()
+    for _ in range(runs):
+        run()
     stop.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(stop)
+    return start.elapsed_time(stop) / runs
 
 
 def passing_gbps(device: torch.device, megabytes: int) -> float | None:

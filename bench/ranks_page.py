@@ -16,15 +16,16 @@ from .summary import among_gpus, efficiencies, messages, training_lines
 _OF_SHARDED = """
 Cells are milliseconds, the median of the slowest rank. In brackets: efficiency, which is the time of the fastest GPU
 alone for the whole sequence, divided by the time of all GPUs and by their number. Providers take turns, with a pause
-before each. "packed": causal sequences of 1/2, 1/4, 1/8 and 1/8 of the tokens. "window N": causal, N keys to the left.
+before each. A turn is several runs in a row, as the layers of a model: as many as take the slowest provider 100 ms, at
+most 8. "packed": causal sequences of 1/2, 1/4, 1/8 and 1/8 of the tokens. "window N": causal, N keys to the left.
 """
 _OF_MESSAGES = """
 Bytes of fa4's messages that leave one rank, and the time that the link takes for them at the rate above.
 """
 _OF_TRACES = """
-Milliseconds of one traced run, of the rank with the most exposed messages. A message is a kernel of NCCL; its time
-includes the wait for a rank that is late. "under attention": while an attention kernel runs. "exposed": while nothing
-else runs.
+Milliseconds of a traced run that follows another, of the rank with the most exposed messages. A message is a kernel of
+NCCL; its time includes the wait for a rank that is late. "under attention": while an attention kernel runs. "exposed":
+while nothing else runs.
 """
 _OF_TRAINING = """
 Steps of a small transformer. NCCL's kernels sum the gradients of one layer during the backward of the next one. A step

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from bench import context_parallel, overlap, progress, ranks_page, sharded, summary
 
-pytestmark = pytest.mark.rotates(3)
+pytestmark = pytest.mark.rotates(6)
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]
@@ -65,8 +65,8 @@ def test_operations_of_packed_sequences_and_windows_are_those_of_visible_pairs()
 def test_a_trace_tells_messages_under_attention_from_exposed_ones():
     events = [
         ("ncclDevKernel_SendRecv(x)", 0.0, 4000.0),
-        ("kernel_cutlass_forward", 1000.0, 2000.0),
-        ("kernel_cutlass_forward", 1500.0, 2500.0),
+        ("fa4_sm90_forward_1", 1000.0, 2000.0),
+        ("fa4_sm90_forward_1", 1500.0, 2500.0),
         ("void at::native::add", 2000.0, 3000.0),
         ("void at::native::add", 5000.0, 6000.0),
     ]

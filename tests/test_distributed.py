@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fa4
 import fa4.distributed as cp
@@ -20,6 +21,8 @@ from fa4.integrations.dtensor import register_dtensor
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_of, device_context, sharing
+from fa4.torch_ops import ops
+from fa4.torch_ops.signature import routes
 from tests import ranks
 
 CASES = [
@@ -331,3 +334,24 @@ def test_zigzag_parts_hold_each_row_once_and_see_as_many_pairs(world):
     assert len({int(rows.sum()) for rows in rows_of_rank}) == 1
     order = group_rank.order(lengths, group_rank.GroupRank(0, world, None), 36)
     assert torch.equal(torch.cat(rows_of_rank)[order], torch.arange(36, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("method", cp.METHODS)
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_repeated_call_chooses_no_backend_again(rank, method, monkeypatch):
+    """Its parts alternate between a whole chip and one that messages share."""
+    chosen = []
+    choose = ops.spec_and_plan
+    routes.clear()
+    monkeypatch.setattr(ops, "spec_and_plan", lambda *given: chosen.append(given) or choose(*given))
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    try:
+        q, k, v = (torch.randn(1, 24, 2, 16).requires_grad_() for _ in range(3))
+        counts = []
+        for _ in range(2):
+            out = cp.context_parallel_attention(q, k, v, causal=True, method=method)
+            torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+            counts.append(len(chosen))
+    finally:
+        dist.destroy_process_group()
+    assert counts[0] > 0 and counts[1] == counts[0]

@@ -12,6 +12,7 @@ from fa4.emulator.mutate import main
 BLACKWELL = "--letter --leftovers "
 LARGE_LOGITS = "--seqlen 384 --seqlen 300x120 --logits 30 --heads 3 "
 HOPPER = "--chip sm_90a --letter --leftovers"
+SHAPES = "--seqlen 320 --seqlen 150x300 --seqlen 520x400 --seqlen 100x700 "
 AMPERE = "--chip sm_80 --causal --heads 2 --head-dim 64 --seqlen 256 --seqlen 100x300 --sms 2"
 COMMANDS = {
     "forward": "fwd --causal --head-dim 64 --seqlen 200x1300 --sms 2 " + LARGE_LOGITS + BLACKWELL,
@@ -19,7 +20,7 @@ COMMANDS = {
     "backward": "bwd --causal --heads 2 --head-dim 64 --seqlen 256 --seqlen 640 --seqlen 100x300 --sms 2 " + BLACKWELL,
     "backward_pair": "bwd --head-dim 128 --seqlen 500x250 --seqlen 300x520 --window 200 150 --sms 4 " + BLACKWELL,
     "sm90_forward": "fwd --causal --heads 6 --head-dim 64 --seqlen 200x500 --seqlen 70x40 --sms 2 " + HOPPER,
-    "sm90_backward": "bwd --causal --seqlen 320 --seqlen 150x300 --sms 2 --seeds 1 " + HOPPER,
+    "sm90_backward": "bwd --causal " + SHAPES + "--sms 6 --seeds 2 " + HOPPER,
     "sm80_forward": "fwd " + AMPERE,
     "sm80_backward": "bwd " + AMPERE,
 }
@@ -30,7 +31,7 @@ SURVIVORS = {
     "forward_pair": {"mbarrier wait": 4, "tcgen05 fence": 2, "warp barrier": 4},
     "backward": {"mbarrier wait": 1},
     "sm90_forward": {"wgmma fence": 3, "warp barrier": 3, "proxy fence": 1},
-    "sm90_backward": {"mbarrier wait": 5, "commit": 1, "memory order": 1, "warp barrier": 1, "proxy fence": 2},
+    "sm90_backward": {"mbarrier wait": 3, "commit": 1, "warp barrier": 1, "proxy fence": 2},
     "sm80_forward": {"CTA barrier": 1},
 }
 EXPLAINED = {"sm90_backward"}

@@ -9,6 +9,8 @@ pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is bu
 import fa4
 from fa4.emulator import emulate
 
+pytestmark = pytest.mark.rotates(3)
+
 SEQUENCES, ROWS, HEADS, TILE = 16, 32, 2, 64  # no kernel here has tiles of fewer rows
 
 

@@ -201,6 +201,12 @@ def sharing(with_others: bool = True) -> contextlib.AbstractContextManager[None]
     return inside(shared if with_others else outer)
 
 
+def is_shared() -> bool:
+    """Return whether chips are shared in this context."""
+    context = device_context.get()
+    return context is not None and context.shared
+
+
 @contextlib.contextmanager
 def inside(context: DeviceContext | None) -> Iterator[None]:
     """Set the device context of this thread inside this context."""

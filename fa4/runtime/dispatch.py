@@ -97,7 +97,8 @@ class Backend:
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
         for limit in self.limits:
             reasons += dict.fromkeys(limit.refusals(spec))  # several parts may have the same reason
-        reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
+        lacking = spec.features() - self.features
+        reasons += [f"lacks {feature.value}" for feature in Feature if feature in lacking]
         return reasons
 
     def load(self) -> ModuleType:
@@ -312,10 +313,14 @@ def warn_of_tiled_torch(spec: AttentionSpec, chip: Chip, backend: str) -> None:
     global _warned
     if _warned or backend != "auto" or chip.emulated or chip.device_type in ("cpu", "meta"):
         return
-    row, refused = _judge(spec, chip, backend)
-    if row is None or row.requires:
+    try:
+        row = select(spec, chip, backend)
+    except NoBackend:  # the call will raise it
+        return
+    if row.requires:
         return
     _warned = True
+    _, refused = _judge(spec, chip, backend)
     warnings.warn(
         f"fa4 runs attention on {chip} in plain torch, which is several times slower than a kernel: "
         f"{text_of(refused)}. Said once; pass backend={row.name!r} to choose it, or filter this UserWarning.",

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..runtime.device import device_context
+from ..runtime.device import device_context, is_shared
 from ..runtime.torch_internals import deterministic_algorithms, may_carry_tangents, tensor_check
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ class Signature(NamedTuple):
     types: tuple
     needs_gradients: bool
     deterministic: bool
+    shared: bool  # the calls of context parallelism alternate between a whole chip and one that communication shares
 
     @classmethod
     def of(cls, kind: str, tensors: tuple, options: tuple, free: tuple[int, ...] = ()) -> Signature | None:
@@ -52,7 +53,7 @@ class Signature(NamedTuple):
             types = _types(options)
             if Tensor in types:  # a tensor option: its value may change
                 return None
-            return cls(kind, layouts, options, types, has_gradients, deterministic_algorithms())
+            return cls(kind, layouts, options, types, has_gradients, deterministic_algorithms(), is_shared())
         except (RuntimeError, AttributeError, IndexError):  # not a tensor, or a tensor without strides
             return None
 

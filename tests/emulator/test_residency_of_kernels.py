@@ -30,7 +30,7 @@ from fa4.torch_ops.run import backward
 from tests.emulated import given, judge_gradients
 from tests.mods.oracle import Problem, assert_kernel_is_right
 
-pytestmark = pytest.mark.rotates(3)
+pytestmark = pytest.mark.rotates(6)
 
 PLANS: dict[str, Callable[..., plan.Plan]] = {"sm_80": Portable, "sm_90a": Hopper, "sm_100a": Blackwell}
 SMS = 4

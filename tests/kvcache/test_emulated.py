@@ -20,7 +20,7 @@ from fa4.runtime.spec import BYTES, CacheSpec
 from .named import CASES
 from .problem import CacheCase, build, serves, shared_front
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(8)
 
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 

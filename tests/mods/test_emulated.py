@@ -12,7 +12,7 @@ from fa4.runtime import jit
 from tests.mods.kernels import problems
 from tests.mods.oracle import assert_kernel_is_right, sums_of_dq
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(6)
 
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 # Each shows a part of its chip's kernels. Functions with many operations take half a minute to compile for a chip, and

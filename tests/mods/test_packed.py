@@ -9,6 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import fa4
 from tests.mods.packed import assert_packed_is_right, packed_problems, results_of
 
+pytestmark = pytest.mark.rotates(3)
+
 needs_chips = pytest.mark.skipif(
     not (importlib.util.find_spec("cutlass") and importlib.util.find_spec("warpcheck.machine._core")),
     reason="needs CuTe DSL, which is installed on Linux only, and the emulator's core",

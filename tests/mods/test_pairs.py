@@ -12,7 +12,7 @@ from fa4.emulator import emulate
 from tests.mods.kernels import by_head, stripes
 from tests.mods.oracle import Problem, assert_kernel_is_right
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(4)
 
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 

@@ -31,6 +31,8 @@ from tests.emulated import (
 )
 from tests.sm100.named import CASES
 
+pytestmark = pytest.mark.rotates(3)
+
 KERNELS = Kernels("sm100", "sm_100a", Plan)
 # These have kernels to themselves, of parts that others show together or that Hopper's share and show; the soak runs
 # them. Half precision is in `test_one_q_tile_a_cta`, unequal lengths and head dims in other cases and pairs, one side's

@@ -35,7 +35,7 @@ PACKED = Case(
 )
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize(
     ("dims", "tiles"),
     [((256, 256), WIDE_PAIR), ((136, 200), WIDE_PAIR), ((72, 256), WIDE_SINGLE), ((160, 64), WIDE_SINGLE)],
@@ -56,7 +56,7 @@ NAMED = (
 )  # fmt: skip
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize(("case", "tiles"), NAMED, ids=str)
 def test_gradients_of_named_case(case, tiles, seed):
     check_gradients(KERNELS, cases.make(case, seed), seed, SCHEDULES[seed % len(SCHEDULES)], tiles)

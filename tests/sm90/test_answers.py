@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fa4.emulator import answers
 from fa4.emulator.answers import CASES, Answers
 
-pytestmark = pytest.mark.rotates(3)
+pytestmark = pytest.mark.rotates(6)
 
 FILE = Path(__file__).parent / "answers_of_an_h100.npz"
 

@@ -24,7 +24,7 @@ from fa4.sm90.plan import Plan
 from tests.emulated import Kernels, SharedBackwardTests, bits, check_gradients, check_gradients_under_many_interleavings
 from tests.sm100.named import BACKWARD, CASES
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(8)
 
 CHIP = chip_by_number(90)
 ROW = {rule.name: rule.row for rule in TILES}
