@@ -109,11 +109,11 @@ def backward(
             call = parts.with_keys_of((rank - step) % world)
             grads = call.backward(saved, q, k_here, v_here)
             call.rows(dq).add_(grads.dq)
-            # The first gradients are no sums yet: they travel in the input dtype, half the bytes.
-            message_dtype = sum_dtype if grad_exchange is not None else None
-            kv_grads = tuple(_embed(grad, call.keys_of, x, message_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
-            if grad_exchange is not None:  # add the sum of the previous ranks
-                _add(kv_grads, grad_exchange.wait())
+            if grad_exchange is None:  # no sums yet: they travel in the input dtype, half the bytes
+                kv_grads = tuple(_embed(grad, call.keys_of, x) for grad, x in ((grads.dk, k), (grads.dv, v)))
+            else:  # add to the sums of the previous ranks
+                kv_grads = tuple(x.to(sum_dtype) for x in grad_exchange.wait())
+                _add(tuple(call.keys_of(x) for x in kv_grads), (grads.dk, grads.dv))
             grad_exchange = send(*kv_grads)
         for call in last:
             grads = call.backward(saved, q, k, v, sink)
