@@ -5,10 +5,11 @@ from .api.dense import flash_attn_func, flash_attn_varlen_func
 from .api.dropout import dropout_mask
 from .api.explained import explain
 from .api.flex import flex_attention
+from .api.latent import mla_attention
 from .api.states import merge_states
 from .integrations.sdpa import register_sdpa
 from .integrations.transformers import register_transformers
-from .kvcache import flash_attn_with_kvcache
+from .kvcache import flash_attn_with_kvcache, mla_attention_with_kvcache
 from .mods.frontend.blocks import create_block_mask
 from .mods.frontend.trace import ModError
 from .runtime.dispatch import NoBackend
@@ -27,6 +28,8 @@ __all__ = [
     "flex_attention",
     "masks",
     "merge_states",
+    "mla_attention",
+    "mla_attention_with_kvcache",
     "register_sdpa",
     "register_transformers",
     "scores",

@@ -143,7 +143,7 @@ def test_kernels_take_head_dims_of_whole_vectors(name):
 LARGEST = {
     "sm100": [(256, 256)],
     "sm90": [(128, 128), (256, 256), (256, 256)],
-    "sm80": [(256, 256)],
+    "sm80": [(256, 256), (576, 576)],
     "torch": [],
 }
 

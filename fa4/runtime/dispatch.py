@@ -217,6 +217,12 @@ BACKENDS: tuple[Backend, ...] = (
         features=_SM90.features - MODS | {Feature.DROPOUT},
     ),
     _SM80,
+    replace(
+        _SM80,
+        summary="the same, the forward of wider heads",
+        head_dims=HeadDims(multiple=8, largest=576),
+        features=_SM80.features - _BACKWARD_FEATURES,
+    ),
     Backend(
         name="torch",
         summary="tiled torch: online softmax, O(N) memory, any device; always deterministic",

@@ -12,7 +12,7 @@ from ..bwd.blocks import Placement, RowBlocks
 from ..bwd.variant import BackwardOptions
 from ..core.variant import Variant
 from ..fwd.variant import ForwardOptions
-from .tiles import L2_GROUP_BYTES, LARGEST_L2_GROUP, BackwardTiles, ForwardTiles, padded
+from .tiles import L2_GROUP_BYTES, LARGEST_L2_GROUP, BackwardTiles, ForwardTiles, padded, v_slice, v_slices
 
 
 class Sm80Config(Variant):
@@ -70,6 +70,16 @@ class Sm80ForwardConfig(Sm80Config, ForwardOptions):
     @property
     def tile_n(self) -> int:
         return self.tiles.tile_n
+
+    @property
+    def v_slices(self) -> int:
+        """CTAs of a work tile: each has a slice of the columns of V and O."""
+        return v_slices(self.head_dim_v)
+
+    @property
+    def dim_v(self) -> int:
+        """Of a slice."""
+        return v_slice(self.head_dim_v)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class ForwardKernel(ForwardProgram[Sm80ForwardConfig]):
             *call[:7], order, sizes.splits, part_blocks, *cfg.window(scalars), scale_over_cap, scale, call.mods,
             call.cache,
         )  # fmt: skip
-        kernel(args, cfg).launch(**cfg.launch(order.tiles * sizes.splits), stream=stream)
+        kernel(args, cfg).launch(**cfg.launch(order.tiles * sizes.splits * cfg.v_slices), stream=stream)
 
 
 KERNEL = ForwardKernel("sm80.forward")

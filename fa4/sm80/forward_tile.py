@@ -27,7 +27,7 @@ from ..fwd.device.scales import nonzero_descale
 from .config import Sm80ForwardConfig
 from .converting import ConvertingCopy
 from .dropout import drop
-from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
+from .loader import TileCopy, async_copy, columns_from, rows_of, store_tile, thread_tiling
 from .softmax import OnlineSoftmax
 from .tensor_core import (
     as_operand_a,
@@ -66,11 +66,22 @@ class Sm80ForwardArguments:
 
 
 class Sm80ForwardWork(Constant):
-    """Work of a CTA: a tile of query rows of one sequence and head. q, out: (packed rows, dim). lse: (packed rows, 1).
-    keys: where the rows of the keys are; k, v: those of one head."""
+    """Work of a CTA: a tile of query rows of one sequence and head, and a slice of the columns of V and O.
 
-    def __init__(self, args: Sm80ForwardArguments, cfg: Sm80ForwardConfig, index: Int32, part: Int32) -> None:
-        self.args, self.cfg, out, lse = args, cfg, args.out, args.lse
+    q, out: (packed rows, dim). lse: (packed rows, 1). keys: where the rows of the keys are; k, v: those of one head.
+    v_columns: columns of the slice that exist in global memory, if fewer than `cfg.dim_v`.
+    """
+
+    def __init__(
+        self, args: Sm80ForwardArguments, cfg: Sm80ForwardConfig, index: Int32, part: Int32, v_slice: Int32
+    ) -> None:
+        self.args, self.cfg, self.v_slice, out, lse = args, cfg, v_slice, args.out, args.lse
+        self.v_all, self.v_columns = args.v, cfg.head_dim_v
+        if cfg.v_slices > 1:
+            first = v_slice * cfg.dim_v
+            self.v_all, out = columns_from(args.v, first), columns_from(out, first)
+            is_even = cfg.head_dim_v == cfg.v_slices * cfg.dim_v
+            self.v_columns = cfg.dim_v if is_even else cfg.head_dim_v - first
         if cfg.split:
             out, lse = (x[(*[None] * (len(x.shape) - 1), part)] for x in (out, lse))
         self.m_block, self.head, self.sequence = args.order.at(index)
@@ -109,7 +120,7 @@ class Sm80ForwardWork(Constant):
             else:
                 self.raw_scale = self.raw_scale * k_descale
         self.thread = cute.arch.thread_idx()[0]
-        self.k, self.v = self.keys.of_head(args.k, self.head_kv), self.keys.of_head(args.v, self.head_kv)
+        self.k, self.v = self.keys.of_head(args.k, self.head_kv), self.keys.of_head(self.v_all, self.head_kv)
 
     @property
     def first_row(self) -> Int32:
@@ -150,10 +161,12 @@ class ForwardTileState(Constant):
 @cute.kernel
 def kernel(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80ForwardConfig]):
     """Find the work of this CTA and process it."""
-    index, part = cute.arch.block_idx()[0], Int32(0)
+    index, part, v_slice = cute.arch.block_idx()[0], Int32(0), Int32(0)
+    if const_expr(cfg.v_slices > 1):  # neighbours read the same Q and K
+        index, v_slice = index // cfg.v_slices, index % cfg.v_slices
     if const_expr(cfg.split):
         index, part = index // args.splits, index % args.splits
-    work = Sm80ForwardWork(args, cfg, index, part)
+    work = Sm80ForwardWork(args, cfg, index, part, v_slice)
     if work.first_row < work.rows:
         work.bind(part)
         process_tile(work)
@@ -209,7 +222,7 @@ def load(
     cp.async group, so that groups can be counted. checks_end: the sequence may end within the block."""
     cfg, tile_n = work.cfg, work.cfg.tiles.tile_n
     dim = cute.size(staged, mode=[1])
-    columns = cfg.head_dim if const_expr(x is work.k) else cfg.head_dim_v
+    columns = cfg.head_dim if const_expr(x is work.k) else work.v_columns
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
     if work.block_iter.exists(pos):
         n_block = work.block_iter.block(pos)
@@ -308,7 +321,7 @@ def finish(work: Sm80ForwardWork, tile: ForwardTileState):
         tile.o.store(tile.o.load() * work.v_descale)
     for r in cutlass.range_constexpr(rows):
         row = work.first_row + coords[r, 0][0]
-        if coords[0, 0][1] == 0 and row < work.rows:
+        if coords[0, 0][1] == 0 and row < work.rows and work.v_slice == 0:
             work.lse[row, 0] = row_lse[r]
 
     if const_expr(cfg.split):
@@ -316,7 +329,7 @@ def finish(work: Sm80ForwardWork, tile: ForwardTileState):
     else:
         cute.arch.barrier()  # all threads have read Q, and O is staged over it
         out_row = rows_of(work.out, work.first_row, work.rows)
-        store_tile(tile.o, tile.mma, tile.s_o, out_row, work.thread, cfg.threads, cfg.head_dim_v)
+        store_tile(tile.o, tile.mma, tile.s_o, out_row, work.thread, cfg.threads, work.v_columns)
 
 
 @cute.jit
@@ -327,7 +340,7 @@ def store_part(work: Sm80ForwardWork, tile: ForwardTileState, coords: cute.Tenso
         address, exists = out_row(coords[r, 0][0])
         for c in cutlass.range_constexpr(0, cute.size(o, mode=[1]), 2):
             column = coords[0, c][1]
-            if exists and column < work.cfg.head_dim_v:
+            if exists and column < work.v_columns:
                 pair = cute.make_rmem_tensor(2, Float32)
                 pair[0], pair[1] = o[r, c], o[r, c + 1]
                 cute.autovec_copy(pair, cute.make_tensor((address + column).align(8), cute.make_layout(2)))

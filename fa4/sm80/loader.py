@@ -34,14 +34,15 @@ def plain_copy(dtype: type[cutlass.Numeric]) -> cute.CopyAtom:
 class TileCopy:
     """A thread's part in copies of (rows, padded_columns) tiles. Rows may be anywhere in global memory.
 
-    columns: columns that exist in global memory (head_dim, without the padding).
+    columns: columns that exist in global memory (head_dim, without the padding). A number above `padded_columns` means
+        all.
     """
 
     copy: cute.TiledCopy
     thread: Int32
     rows: cutlass.Constexpr[int]
     padded_columns: cutlass.Constexpr[int]
-    columns: cutlass.Constexpr[int]
+    columns: Int32 | int
 
     def _coordinates(self) -> tuple[cute.Tensor, cute.Tensor]:
         tile = cute.make_identity_tensor((self.rows, self.padded_columns))
@@ -51,7 +52,7 @@ class TileCopy:
     def _predicate(self, row_exists: Boolean | None) -> cute.Tensor | None:
         """Predicate of shape (1, column chunks): True where the source exists; None if everywhere."""
         coords, _ = self._coordinates()
-        has_padding = self.columns != self.padded_columns
+        has_padding = not isinstance(self.columns, int) or self.columns != self.padded_columns
         if row_exists is None and not has_padding:
             return None
         chunks = cute.size(coords, mode=[2])
@@ -102,13 +103,24 @@ class TileCopy:
         return cute.make_tensor(start, cute.make_layout(((_VECTOR, 1), chunks), stride=((1, 0), step))), exists
 
 
+def columns_from(x: cute.Tensor, first: Int32) -> cute.Tensor:
+    """View of matrices that begins at a column whose address 16 divides. Its shape stays as it was."""
+    return cute.make_tensor((x.iterator + first).align(16), x.layout)
+
+
 def rows_of(x: cute.Tensor, begin: Int32, stop: Int32) -> Callable[[Int32], tuple[cute.Pointer, Boolean]]:
     """Return the `row` function of `TileCopy` for rows `begin` to `stop` - 1 of a matrix."""
     return lambda row: (x.iterator + cute.crd2idx((begin + row, 0), x.layout), begin + row < stop)
 
 
 def store_tile(
-    acc: cute.Tensor, mma: cute.TiledMma, staged: cute.Tensor, row: Callable, thread: Int32, threads: int, columns: int
+    acc: cute.Tensor,
+    mma: cute.TiledMma,
+    staged: cute.Tensor,
+    row: Callable,
+    thread: Int32,
+    threads: int,
+    columns: Int32 | int,
 ) -> None:
     """Store accumulators in 16 bits to the rows given by `row`, staged in shared memory (`staged`) for 16-byte stores.
     columns: columns that exist in global memory."""

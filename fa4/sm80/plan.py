@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +14,12 @@ from ..fwd.plan import ForwardDirection, LaunchSizes
 from ..fwd.splits import blocks_of_part, choose_splits
 from ..mods.frontend.coarse import mask_of_groups, to_head_groups
 from ..runtime import plan
-from ..runtime.choice import given
+from ..runtime.choice import Choice, given
 from ..runtime.device import Chip
 from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import backward, forward
 from .config import Sm80BackwardConfig, Sm80ForwardConfig
-from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_l2_group, forward_tiles
+from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_l2_group, forward_tiles, v_slices
 
 
 class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
@@ -38,7 +39,7 @@ class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
             rows, heads = rows * packed, spec.heads_kv
             choice = choice if spec.batch_invariant else replaced or forward_tiles(*dims, chip, rows)
         self.choice, chosen = choice, choice.row
-        work_tiles = -(-rows // chosen.tile_m) * heads * extent.batch
+        work_tiles = -(-rows // chosen.tile_m) * heads * extent.batch * v_slices(spec.head_dim_v)
         cta_slots = chip.sms * chosen.blocks_per_sm
         if not spec.has_blocks:
             self.splits = choose_splits(spec, work_tiles, extent.max_seqlen_k, chosen.tile_n, cta_slots, busy=0.5)
@@ -71,9 +72,17 @@ class Sm80Backward(BackwardDirection):
         if self.by_head is not None:
             spec = replace(spec, mods=replace(self.by_head, mask=mask_of_groups(self.by_head), heads_differ=False))
         super().__init__(spec, extent, chip)
-        table = backward_tiles(spec.head_dim, spec.head_dim_v, chip, spec.has_dropout) if tiles is None else None
-        self.choice = table or given(tiles)
-        self.tiles = self.choice.row
+        self._given = None if tiles is None else given(tiles)
+
+    @functools.cached_property
+    def choice(self) -> Choice[BackwardTiles]:
+        """The tiles; the widest heads have none, and are served without a backward."""
+        dims = self.spec.head_dim, self.spec.head_dim_v
+        return self._given or backward_tiles(*dims, self.chip, self.spec.has_dropout)
+
+    @property
+    def tiles(self) -> BackwardTiles:
+        return self.choice.row
 
     def __str__(self) -> str:
         return f"backward {self.tiles} ({self.choice.reason})"

@@ -17,6 +17,19 @@ def padded(head_dim: int) -> int:
     return (head_dim + 31) // 32 * 32
 
 
+LARGEST_V_SLICE = 256  # columns of O in the registers of a forward's CTA
+
+
+def v_slices(head_dim_v: int) -> int:
+    """CTAs of the forward that share the columns of V and O; each computes the same scores."""
+    return -(-head_dim_v // LARGEST_V_SLICE)
+
+
+def v_slice(head_dim_v: int) -> int:
+    """Columns of V and O of a forward's CTA, padded."""
+    return padded(-(-head_dim_v // v_slices(head_dim_v)))
+
+
 @dataclass(frozen=True)
 class ForwardTiles:
     """tile_m query rows by tile_n keys; `warps` are stacked along the rows; K and V each have `stages` stages."""
@@ -31,7 +44,7 @@ class ForwardTiles:
         return f"{self.tile_m}x{self.tile_n}, {self.warps} warps, {self.stages} stage(s)"
 
     def smem_bytes(self, head_dim: int, head_dim_v: int) -> int:
-        d, dv = padded(head_dim), padded(head_dim_v)
+        d, dv = padded(head_dim), v_slice(head_dim_v)
         return 2 * (self.tile_m * max(d, dv) + self.stages * self.tile_n * (d + dv))
 
     def fits(self, case: HeadDims) -> bool:
@@ -75,6 +88,12 @@ FORWARD = (
           "d=128 381 / 324, next 371 full (256x64, 8 warps); d=64 324 / 301, next 330 / 289 (128x128)"),
     _rule("head_dim <= 256", 256, ForwardTiles(128, 64, 8, 1, 1), "by reasoning"),
     _rule("head_dim <= 256, 64 rows", 256, ForwardTiles(64, 64, 4, 1, 1), "what 100 KiB of shared memory hold"),
+    # O in slices of its columns.
+    _short(_rule("few rows, head_dim <= 576", 576, ForwardTiles(64, 32, 4, 1, 1), "by reasoning")),
+    _rule("head_dim <= 512", 512, ForwardTiles(128, 64, 8, 1, 1),
+          "d=512 231 / 222, next 206 / 203 (64x64; 64x32, two CTAs per SM); torch 121 / 114"),
+    _rule("head_dim <= 576", 576, ForwardTiles(64, 32, 4, 1, 1), "what shared memory holds"),
+    _rule("head_dim <= 576, 32 rows", 576, ForwardTiles(32, 32, 2, 1, 1), "what 100 KiB of shared memory hold"),
 )  # fmt: skip
 
 

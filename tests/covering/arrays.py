@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.covering.model import BACKENDS, CACHES, CALLS, WIDE, Exclusion, Model, Row
+from tests.covering.model import BACKENDS, CACHES, CALLS, WIDE, WIDEST, Exclusion, Model, Row
 
 _FOLDER = Path(__file__).parent / "arrays"
 
@@ -21,7 +21,8 @@ class Array:
     native: groups of backends. Rows that each backend of a group takes on its own chip come first, group by group, and
     hold all levels that meet in such rows.
     presets: levels that meet in a row whatever the strength.
-    backend: the backend whose chips alone run the array; the model is of rows that it takes there.
+    backend: the backend whose chips alone run the array; the model is of rows that it takes there. Every GPU runs those
+        of the portable kernels.
     beside: names of arrays that the same chips run; levels that meet in their rows need no row here.
     """
 
@@ -100,6 +101,7 @@ _INFERENCE = CALLS.without(
     direction=("training", "partly"), captured=("trained",), deterministic=("yes",), dlse=("yes",), **_CHIPS
 )
 _CACHES = CACHES.without(**_CHIPS)
+_OF_WIDEST = dict(head_dim=WIDEST, head_dim_v=("same", "smaller"))
 _NOT_WIDE = dict(
     head_dim=tuple(x for x in CALLS.factors["head_dim"] if x not in WIDE),
     **{name: CALLS.factors[name][1:] for name in ("score_mod", "captured", "mask_mod", "block_mask")},
@@ -127,6 +129,9 @@ ARRAYS = {
         # How rows of a cache come to the matrix unit follows from these together.
         Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
         Array("caches-sm100", _CACHES.native("sm100"), 2, backend="sm100", beside=("caches",)),
+        # The portable forward takes heads that no other kernel takes.
+        Array("inference-widest", _INFERENCE.with_levels(**_OF_WIDEST), 2, backend="sm80"),
+        Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backend="sm80"),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

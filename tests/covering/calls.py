@@ -43,7 +43,8 @@ def head_dims(row: Row, draw: random.Random, multiple: int = 8) -> tuple[int, in
     if kind_v == "larger":
         larger = [d for d in (64, 96, 128) if d > head_dim]
         return head_dim, draw.choice(larger) if larger else head_dim + 8
-    smaller = [d for d in (8, 16, 32, 48, 64, 96, 128) if d < head_dim and d % multiple == 0]
+    wider = (256, 304, 512) if head_dim > 256 else ()
+    smaller = [d for d in (8, 16, 32, 48, 64, 96, 128, *wider) if d < head_dim and d % multiple == 0]
     return head_dim, 128 if head_dim == 192 else draw.choice(smaller)
 
 

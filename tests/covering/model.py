@@ -65,6 +65,10 @@ class Model:
         }
         return replace(self, factors=left)
 
+    def with_levels(self, **levels: tuple[str, ...]) -> Model:
+        """The model with other levels of some factors."""
+        return replace(self, factors=self.factors | levels)
+
     def native(self, *backends: str) -> Model:
         """The model of the rows that each of these backends takes on its own chip, whatever the seed."""
         exclusions = list(self.exclusions)
@@ -92,6 +96,7 @@ def _where_trained(reason: str, **levels: str | tuple[str, ...]) -> tuple[Exclus
 
 
 WIDE = "192", "256", "wide"
+WIDEST = "320", "512", "576"
 TRAINABLE = "alibi", "relative_bias", "bias", "bias_of_pairs", "nonlinear", "of_rows", "of_sequences", "number"
 _SCORES = (*TRAINABLE, "position_free")
 _MASKS = "prefix", "documents", "heads", "empty_rows", "columns", "dilated", "both", "either"
@@ -106,7 +111,6 @@ _WIDER = (
 _FUNCTIONS = dict(score_mod=_SCORES), dict(mask_mod=_MASKS)
 _CALLS_OF_ALL = (
     _no("kernels take 16-bit numbers", dtype="float32"),
-    _no("kernels take up to 256", head_dim="256", head_dim_v="larger"),
     *_where_trained(
         "deterministic sums of captured gradients", deterministic="yes", score_mod=("relative_bias", "bias", "of_rows")
     ),
@@ -118,6 +122,10 @@ _CALLS_OF_ALL = (
         seqused=("keys", "queries", "both"),
     ),
     *_where_trained("gradients that sequences choose", score_mod="of_sequences", form=("packed", "jagged")),
+)
+_OVER_256 = _no("kernels of a chip of its own take up to 256", head_dim="256", head_dim_v="larger")
+_BACKWARD_OVER_256 = _no_each(
+    "backwards take up to 256", (dict(head_dim="256", head_dim_v="larger"),), direction=_BACKWARDS
 )
 _CACHES_OF_ALL = (_no("kernels take 16-bit numbers", dtype="float32"),)
 
@@ -186,9 +194,10 @@ CALLS = Model(
         _no("there is one row", seqused=("keys", "both"), lengths="one_key"),
     ),
     {
-        "sm80": _CALLS_OF_ALL,
+        "sm80": (*_CALLS_OF_ALL, *_BACKWARD_OVER_256),
         "sm90": (
             *_CALLS_OF_ALL,
+            _OVER_256,
             *_no_each("no functions in backwards of wide heads", _WIDER, _FUNCTIONS, direction=_BACKWARDS),
             *_no_each(
                 "no dropout beside functions in backwards of (192, 128)",
@@ -197,7 +206,7 @@ CALLS = Model(
                 direction=_BACKWARDS,
             ),
         ),
-        "sm100": _CALLS_OF_ALL,
+        "sm100": (*_CALLS_OF_ALL, _OVER_256),
     },
 )
 

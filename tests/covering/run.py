@@ -66,7 +66,8 @@ class Where:
     def arrays(self) -> tuple[str, ...]:
         if self.chip == "torch":
             return TRIPLES
-        own = (name for name, array in ARRAYS.items() if array.backend == self.backend)
+        backends = {self.backend, "sm80"} if self.chip == "cuda" else {self.backend}
+        own = (name for name, array in ARRAYS.items() if array.backend in backends)
         return (*PAIRS, *own)
 
     @contextlib.contextmanager

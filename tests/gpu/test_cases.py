@@ -44,6 +44,12 @@ WIDE = (
     Case("wide_window", seqlen_q=900, seqlen_k=1000, head_dim=192, window_size=(200, 30)),
     Case("wide_values", seqlen_q=900, seqlen_k=1300, head_dim=160, head_dim_v=256),
 )
+# Forwards in slices of the columns of V.
+WIDEST = (
+    Case("widest_causal_group", seqlen_q=1500, seqlen_k=1500, heads_q=4, heads_kv=1, head_dim=512, causal=True),
+    Case("widest_varlen", lengths=((700, 700), (33, 900), (0, 5), (9, 0)), head_dim=328, head_dim_v=296, causal=True),
+    Case("widest_few_rows", batch=2, seqlen_q=3, seqlen_k=5000, heads_q=16, heads_kv=1, head_dim=576, head_dim_v=512),
+)
 TRAINED, ORDERED = (Feature.BACKWARD,), (Feature.BACKWARD, Feature.DETERMINISTIC)
 REPEATED = tuple(
     cases.CASES[name]
@@ -51,7 +57,7 @@ REPEATED = tuple(
 )
 
 
-@pytest.mark.parametrize("backend, case", serving(*NAMED, *SPLIT))
+@pytest.mark.parametrize("backend, case", serving(*NAMED, *SPLIT, *WIDEST))
 def test_forward(backend, case, seed):
     problem = cases.make(case, seed, device="cuda")
     out, lse = problem.call(backend=backend)

@@ -24,7 +24,13 @@ pytestmark = pytest.mark.rotates(2)
 # Small, and each with a part of the kernels that the others leave out; a GPU runs all cases. Compiling takes most of a
 # case's time: keys in parts are in tests/test_run.py and, dense, in tests/mods; more columns of v than of k with
 # dropout, there; lengths in use of keys alone, forward, in tests/kvcache; groups of heads, forward, in "everything".
-FORWARD = ("gqa_packed_short_queries", pytest.param("split_keys_sink", marks=pytest.mark.soak))
+FORWARD = (
+    "gqa_packed_short_queries",
+    pytest.param("split_keys_sink", marks=pytest.mark.soak),
+    "slices_of_v",
+    "uneven_slices_of_v",
+    pytest.param("slices_of_v_in_parts", marks=pytest.mark.soak),
+)
 BOTH = (
     "ragged_one_past_tile",
     "heads_of_several_sections",
@@ -38,6 +44,18 @@ BACKWARD = ("deterministic_groups_of_three", "padded_keys")
 KERNELS = Kernels("sm80", "sm_80", Plan)
 OWN = (
     Case("padded_keys", batch=3, seqlen_q=40, seqlen_k=90, seqused=((None, 77), (None, 3), (None, 0)), causal=True),
+    Case("slices_of_v", seqlen_q=140, seqlen_k=150, heads_q=2, heads_kv=1, head_dim=512, causal=True),
+    Case(
+        "uneven_slices_of_v",
+        lengths=((40, 40), (0, 8), (70, 33)),
+        heads_q=2,
+        heads_kv=1,
+        head_dim=408,
+        head_dim_v=296,
+        causal=True,
+        sink=True,
+    ),
+    Case("slices_of_v_in_parts", seqlen_q=3, seqlen_k=500, heads_q=16, heads_kv=1, head_dim=576, head_dim_v=512),
     Case("split_keys_sink", seqlen_q=2, seqlen_k=1100, heads_q=4, head_dim=32, sink=True),
     Case(
         "everything",

@@ -21,12 +21,13 @@ from fa4.sm80.tiles import FORWARD, forward_tiles
 @pytest.mark.parametrize("number", [80, 86, 90, 120])
 def test_every_head_dim_has_tiles_that_fit_the_chip(number):
     chip = chip_by_number(number)
-    for head_dim in range(8, 257, 8):
-        for head_dim_v in (8, head_dim, 256):
+    for head_dim in range(8, 577, 8):
+        for head_dim_v in (8, head_dim, 256, 576):
             for rows in (1, 4096):
                 tiles = forward_tiles(head_dim, head_dim_v, chip, rows).row
                 assert tiles.smem_bytes(head_dim, head_dim_v) <= chip.smem_per_block
                 assert tiles.tile_m % (16 * tiles.warps) == 0
+                assert tiles.tile_n % (8 * tiles.warps) == 0  # rows that all threads copy at once, 4 a row
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,12 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
         (80, (128, 128), 64, FORWARD[0]),
         (80, (136, 128), 64, FORWARD[1]),
         (86, (256, 256), 1, FORWARD[1]),
+        (80, (264, 64), 64, FORWARD[5]),
+        (90, (512, 512), 65, FORWARD[6]),
+        (80, (512, 512), 65, FORWARD[7]),
+        (90, (576, 512), 65, FORWARD[7]),
+        (86, (320, 320), 1, FORWARD[5]),
+        (86, (576, 512), 1, FORWARD[8]),
     ],
 )
 def test_the_row_of_a_head_dim(number, dims, rows, row):
