@@ -23,8 +23,9 @@ from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 
 # Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
 DIMS = (8, 64, 72, 96, 104, 128, 136, 192, 200, 208, 256)
-PAIRS = tuple(itertools.product(DIMS, DIMS))
-USUAL = tuple((a, b) for a, b in PAIRS if a == b or (a, b) in ((192, 128), (128, 256), (256, 64)))
+WIDEST = ((512, 512), (408, 296), (576, 512))
+PAIRS = (*itertools.product(DIMS, DIMS), *WIDEST)
+USUAL = tuple((a, b) for a, b in PAIRS if a == b or (a, b) in ((192, 128), (128, 256), (256, 64), *WIDEST))
 # One row; rows that heads fill a tile with; a tile, and one row more; the borders of `tiles_for`; few rows, many keys.
 EXTENTS = (
     (1, 1), (1, 4096), (1, 1 << 17), (8, 300), (32, 600), (64, 512), (65, 512), (300, 300), (512, 512), (1024, 1024),
@@ -157,7 +158,8 @@ def options(backward: bool) -> Iterator[Problem]:
     """All pairs of options at the usual head dims."""
     graphs = {False: score_graph(), True: score_graph(trains=True)}
     mask = mask_graph()
-    for dims, row in itertools.product(((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)), pairwise(_OPTIONS)):
+    dims_of_options = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), *WIDEST)
+    for dims, row in itertools.product(dims_of_options, pairwise(_OPTIONS)):
         given = dict(row)
         kind, lengths, window, rows = (given.pop(name) for name in ("score", "lengths", "window", "rows"))
         block, has_mask = given.pop("block"), given.pop("mask")

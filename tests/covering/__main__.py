@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.covering import stamp
+from tests.covering.arrays import ARRAYS
 from tests.covering.run import CHIPS, Outcome, Where, in_processes, labels, lost_task, run_task
 
 
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--chip", choices=("torch", *CHIPS), help="emulated, or the path in plain torch on this CPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--row", action="append", help="such as training:37; all rows if none is given")
+    parser.add_argument("--array", action="append", choices=ARRAYS, help="all rows of these arrays only")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for a row")
@@ -41,7 +43,7 @@ def main() -> int:
     args = parser.parse_args()
     chip = "cuda" if args.device == "cuda" else args.chip or "torch"
     where = Where(chip)
-    rows = args.row or labels(where)
+    rows = args.row or [x for x in labels(where) if args.array is None or x.partition(":")[0] in args.array]
     print(f"{chip}: {len(rows)} rows, seed {args.seed}", flush=True)
     begin = time.monotonic()
     tasks = [(label, args.seed) for label in rows]
@@ -54,7 +56,9 @@ def main() -> int:
     counts: collections.Counter[str] = collections.Counter()
     backends: collections.Counter[str] = collections.Counter()
     wrong: list[Outcome] = []
+    all_of: list[Outcome] = []
     for outcome in outcomes:
+        all_of.append(outcome)
         counts[outcome.status] += 1
         backends[outcome.backend] += 1
         if outcome.status != "right":
@@ -71,7 +75,7 @@ def main() -> int:
         first = outcome.text.partition("\n")[0][:120]
         print(f"  {again(chip, outcome)}  # {outcome.status} {first}")
     if args.stamp:
-        stamp.write(chip, args.seed, dict(counts), [f"{one.label}: {one.status}" for one in wrong])
+        stamp.write(chip, args.seed, all_of)
     return bool(wrong) or sum(counts.values()) < len(rows)
 
 

@@ -1,22 +1,19 @@
-"""The note of the last whole run on each chip: which arrays, when, at which commit, with what result."""
+"""Notes of the last whole run of each array on each chip: when, at which commit, with what result."""
 
 from __future__ import annotations
 
+import collections
 import datetime
 import json
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tests.covering.arrays import ARRAYS
-from tests.covering.run import Where
+from tests.covering.run import Outcome
 
 FILE = Path(__file__).parent / "stamp.json"
-
-
-def digests(chip: str) -> dict[str, str]:
-    """Of the arrays for a chip."""
-    return {name: ARRAYS[name].digest() for name in Where(chip).arrays}
 
 
 def device_name(chip: str) -> str:
@@ -45,15 +42,21 @@ def read() -> dict[str, Any]:
     return json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
-def write(chip: str, seed: int, counts: dict[str, int], wrong: list[str]) -> None:
-    """Replace a chip's note."""
-    note = dict(
-        device=device_name(chip),
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        commit=_commit(),
-        arrays=digests(chip),
-        seed=seed,
-        rows=counts,
-        wrong=wrong,
-    )
-    FILE.write_text(json.dumps(read() | {chip: note}, indent=1, sort_keys=True) + "\n")
+def write(chip: str, seed: int, outcomes: Iterable[Outcome]) -> None:
+    """Replace the notes of the arrays whose rows all have an outcome."""
+    of_arrays = collections.defaultdict[str, list[Outcome]](list)
+    for outcome in outcomes:
+        of_arrays[outcome.label.partition(":")[0]].append(outcome)
+    notes = read()
+    for name, rows in of_arrays.items():
+        if len(rows) == len(ARRAYS[name].rows()):
+            notes.setdefault(chip, {})[name] = dict(
+                device=device_name(chip),
+                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+                commit=_commit(),
+                digest=ARRAYS[name].digest(),
+                seed=seed,
+                rows=collections.Counter(row.status for row in rows),
+                wrong=[f"{row.label}: {row.status}" for row in rows if row.status != "right"],
+            )
+    FILE.write_text(json.dumps(notes, indent=1, sort_keys=True) + "\n")
