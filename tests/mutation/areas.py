@@ -238,8 +238,18 @@ AREAS = (
     Area(
         "cache",
         ("fa4/kvcache/*",),
-        ("tests/kvcache/test_calls.py", "tests/kvcache/test_api.py", "tests/kvcache/test_torch.py"),
+        (
+            "tests/kvcache/test_calls.py",
+            "tests/kvcache/test_api.py",
+            "tests/kvcache/test_torch.py",
+            "tests/test_latent.py",
+        ),
         (_SIZES, "tests/test_wrong_arguments.py", "tests/kvcache/test_emulated.py"),
+    ),
+    Area(
+        "latent",
+        ("fa4/api/latent.py", "fa4/torch_ops/latent.py"),
+        ("tests/test_latent.py",),
     ),
     Area(
         "states",
