@@ -11,6 +11,8 @@ from tests import parts
 from tests.sm90.test_forward import KERNELS as SM90
 from tests.sm100.test_forward import KERNELS as SM100
 
+pytestmark = pytest.mark.rotates(2)
+
 CHIPS = {"sm90": (SM90, 90, sm90_tiles), "sm100": (SM100, 100, sm100_tiles)}
 
 

@@ -13,9 +13,13 @@ from cutlass.cute.nvgpu import cpasync
 _VECTOR = 8  # 16-bit elements in 16 bytes
 
 
+def _threads_per_row(columns: int) -> int:
+    return (64 if columns % 64 == 0 else 32) // _VECTOR
+
+
 def thread_tiling(atom: cute.CopyAtom, threads: int, columns: int) -> cute.TiledCopy:
     """Tiled copy in which neighbouring threads take neighbouring 16 bytes of a row segment of 128 (or 64) bytes."""
-    threads_per_row = (64 if columns % 64 == 0 else 32) // _VECTOR
+    threads_per_row = _threads_per_row(columns)
     layout = cute.make_layout((threads // threads_per_row, threads_per_row), stride=(threads_per_row, 1))
     return cute.make_tiled_copy_tv(atom, layout, cute.make_layout((1, _VECTOR)))
 
@@ -43,6 +47,13 @@ class TileCopy:
     rows: cutlass.Constexpr[int]
     padded_columns: cutlass.Constexpr[int]
     columns: Int32 | int
+
+    def __post_init__(self) -> None:
+        at_once = self.copy.size // _threads_per_row(self.padded_columns)
+        if self.rows % at_once:
+            raise ValueError(
+                f"a tile has {self.rows} rows, expected a multiple of {at_once}: what its threads copy at once"
+            )
 
     def _coordinates(self) -> tuple[cute.Tensor, cute.Tensor]:
         tile = cute.make_identity_tensor((self.rows, self.padded_columns))

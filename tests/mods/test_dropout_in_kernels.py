@@ -17,7 +17,7 @@ from tests.dropout import (
     assert_right_with_dropout,
 )
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 HOPPERS = (WIDE, WIDE_IN_ORDER, WIDE_KEYS)

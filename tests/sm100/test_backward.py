@@ -34,7 +34,7 @@ from tests.emulated import (
 )
 from tests.sm100.named import BACKWARD, CASES
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(4)
 
 NAME = attrgetter("name")
 # The error of dsink is judged by the largest over the heads; with two heads that is too few draws to be a bound.

@@ -31,7 +31,7 @@ from tests.emulated import (
 )
 from tests.sm100.named import CASES
 
-pytestmark = pytest.mark.rotates(3)
+pytestmark = pytest.mark.rotates(5)
 
 KERNELS = Kernels("sm100", "sm_100a", Plan)
 # These have kernels to themselves, of parts that others show together or that Hopper's share and show; the soak runs

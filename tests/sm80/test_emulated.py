@@ -101,6 +101,15 @@ def test_rings_of_two_stages(seed):
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
+def test_a_tile_with_fewer_rows_than_its_threads_copy_at_once_is_refused(seed):
+    """No row of the table is one: it would be read and written past its end."""
+    problem = cases.make(Case("narrow", seqlen_q=70, seqlen_k=90, head_dim=32), seed)
+    with _emulated(seed), pytest.raises(Exception, match="a tile has 32 rows, expected a multiple of 64"):
+        chip = chip_of(problem.inputs.q.device)
+        plan = Plan(problem.spec, problem.inputs.extent, chip, ForwardTiles(128, 32, 8))
+        run.forward(problem.inputs, problem.spec, plan)
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_forward_and_gradients(name, seed):
     problem = cases.make(CASES[name], seed)

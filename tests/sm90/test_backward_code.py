@@ -16,6 +16,8 @@ from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm90.bwd.plan import Sm90Backward
 
+pytestmark = pytest.mark.rotates(2)
+
 # As written: how many groups each wait leaves in flight, and products; ptxas serialises them (a fence before and a wait
 # after each) where it thinks that registers in flight are touched. A first step without dQ, which ptxas waits in once
 # more, and a last dQ stand around two loops with a step each, of masked and of whole blocks. A warpgroup that has no dQ

@@ -24,7 +24,7 @@ from fa4.torch_ops.run import forward
 from tests.emulated import SOAK_ONLY, Kernels, SharedForwardTests, check_forward, check_forward_under_many_interleavings
 from tests.sm90.named import CASES
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 CHIP = device.chip_by_number(90)
