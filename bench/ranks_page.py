@@ -18,8 +18,8 @@ Cells are milliseconds, the median of the slowest rank. In brackets: efficiency,
 alone for the whole sequence, divided by the time of all GPUs and by their number. Providers take turns, with a pause
 before each. "packed": causal sequences of 1/2, 1/4, 1/8 and 1/8 of the tokens. "window N": causal, N keys to the left.
 """
-_OF_TURNS = """
-A turn is several runs in a row, as the layers of a model: as many as take the slowest provider 100 ms, at most 8.
+_OF_SAMPLES = """
+A sample is several runs in a row, as the layers of a model: as many as take the slowest provider 100 ms, at most 8.
 """
 _OF_MESSAGES = """
 Bytes of fa4's messages that leave one rank, and the time that the link takes for them at the rate above.
@@ -56,7 +56,7 @@ def page(title: str, files: dict[str, list[dict]]) -> str:
         parts += [f"## Sequences split over {world} GPUs", f"{where}; {link}.{engine} {rows_at}"]
         for text, lines in (
             (_OF_SHARDED, among_gpus(rows)),
-            ("", [_OF_TURNS.strip()] if any("runs_in_a_row" in row for row in rows) else []),
+            ("", [_OF_SAMPLES.strip()] if any("runs_in_a_row" in row for row in rows) else []),
             ("", efficiencies(rows)),
             (_OF_MESSAGES, messages(rows)),
             (_OF_TRACES, overlap.table(rows)),

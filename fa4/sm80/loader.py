@@ -10,16 +10,14 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from .tensor_core import segment
+
 _VECTOR = 8  # 16-bit elements in 16 bytes
-
-
-def _threads_per_row(columns: int) -> int:
-    return (64 if columns % 64 == 0 else 32) // _VECTOR
 
 
 def thread_tiling(atom: cute.CopyAtom, threads: int, columns: int) -> cute.TiledCopy:
     """Tiled copy in which neighbouring threads take neighbouring 16 bytes of a row segment of 128 (or 64) bytes."""
-    threads_per_row = _threads_per_row(columns)
+    threads_per_row = segment(columns) // _VECTOR
     layout = cute.make_layout((threads // threads_per_row, threads_per_row), stride=(threads_per_row, 1))
     return cute.make_tiled_copy_tv(atom, layout, cute.make_layout((1, _VECTOR)))
 
@@ -49,7 +47,7 @@ class TileCopy:
     columns: Int32 | int
 
     def __post_init__(self) -> None:
-        at_once = self.copy.size // _threads_per_row(self.padded_columns)
+        at_once = self.copy.size // (segment(self.padded_columns) // _VECTOR)
         if self.rows % at_once:
             raise ValueError(
                 f"a tile has {self.rows} rows, expected a multiple of {at_once}: what its threads copy at once"

@@ -16,9 +16,14 @@ from cutlass.cute.nvgpu import warp
 from ..core.fragment_coords import FragmentCoords
 
 
+def segment(columns: int) -> int:
+    """Columns of a row that lie together in shared memory: 128 bytes if they divide the row, else 64."""
+    return 64 if columns % 64 == 0 else 32
+
+
 def smem_layout(rows: int, columns: int, stages: int | None = None) -> cute.ComposedLayout:
     """Layout of a row-major 16-bit tile in swizzled blocks of 8 rows by 128 (or 64) bytes, with `stages` if given."""
-    width = 64 if columns % 64 == 0 else 32
+    width = segment(columns)
     swizzle = cute.make_swizzle(3 if width == 64 else 2, 3, 3)
     block = cute.make_composed_layout(swizzle, 0, cute.make_layout((8, width), stride=(width, 1)))
     if stages is None:

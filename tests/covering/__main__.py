@@ -53,30 +53,27 @@ def main() -> int:
     else:
         outcomes = in_processes(do, lost_task, tasks, args.jobs, args.limit, begin + args.seconds)
     out = args.out.open("w") if args.out else None
-    counts: collections.Counter[str] = collections.Counter()
-    backends: collections.Counter[str] = collections.Counter()
-    wrong: list[Outcome] = []
-    all_of: list[Outcome] = []
+    done: list[Outcome] = []
     for outcome in outcomes:
-        all_of.append(outcome)
-        counts[outcome.status] += 1
-        backends[outcome.backend] += 1
+        done.append(outcome)
         if outcome.status != "right":
-            wrong.append(outcome)
             print(f"{outcome}\n  {outcome.text}\n  {json.dumps(outcome.row)}\n  {again(chip, outcome)}", flush=True)
         if out:
             out.write(json.dumps(asdict(outcome)) + "\n")
             out.flush()
+    counts = collections.Counter(outcome.status for outcome in done)
+    backends = collections.Counter(outcome.backend for outcome in done)
+    wrong = [outcome for outcome in done if outcome.status != "right"]
     summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    took = f"{sum(counts.values())} of {len(rows)} rows in {time.monotonic() - begin:.0f} s"
+    took = f"{len(done)} of {len(rows)} rows in {time.monotonic() - begin:.0f} s"
     print(f"{chip}, seed {args.seed}: {took}: {summary}")
     print("backends: " + ", ".join(f"{name or 'none'} {count}" for name, count in backends.most_common()))
     for outcome in wrong:
         first = outcome.text.partition("\n")[0][:120]
         print(f"  {again(chip, outcome)}  # {outcome.status} {first}")
     if args.stamp:
-        stamp.write(chip, args.seed, all_of)
-    return bool(wrong) or sum(counts.values()) < len(rows)
+        stamp.write(chip, args.seed, done)
+    return bool(wrong) or len(done) < len(rows)
 
 
 if __name__ == "__main__":
