@@ -30,8 +30,8 @@ def mla_attention(
             logits = softmax_scale * (q_nope latent^T + q_rope k_rope^T),   out = softmax(logits) latent
 
     All heads share the keys [latent, k_rope] and the values latent. The caller multiplies queries by the key part of
-    the up-projection before, and out by its value part after. Differentiable in all four tensors; gradients are always
-    deterministic. Kernels compute the forward up to 576 columns; training runs in tiled torch.
+    the up-projection before, and out by its value part after. Differentiable in all four tensors. Kernels take up to
+    576 columns.
 
     Args:
         q_nope: (batch, seqlen_q, heads, latent_dim); packed, (total_q, heads, latent_dim). fp16, bf16, fp32 or fp64.

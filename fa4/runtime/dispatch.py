@@ -176,7 +176,7 @@ _SM80 = Backend(
     chips="an NVIDIA GPU of compute capability 8.0 or newer",
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
-    head_dims=_WIDE,
+    head_dims=HeadDims(multiple=8, largest=576),
     features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
@@ -217,12 +217,6 @@ BACKENDS: tuple[Backend, ...] = (
         features=_SM90.features - MODS | {Feature.DROPOUT},
     ),
     _SM80,
-    replace(
-        _SM80,
-        summary="the same, the forward of wider heads",
-        head_dims=HeadDims(multiple=8, largest=576),
-        features=_SM80.features - _BACKWARD_FEATURES,
-    ),
     Backend(
         name="torch",
         summary="tiled torch: online softmax, O(N) memory, any device; always deterministic",

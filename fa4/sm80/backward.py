@@ -1,7 +1,8 @@
 """The portable backward. Read this module first: it has the launch.
 
 A CTA owns one tile of keys and loops over the tiles of query rows that see it (`backward_tile`). With GQA the rows of
-all heads of a group are packed, so dK and dV need no sum across CTAs. dQ is added to a float32 accumulator in global
+all heads of a group are packed, so dK and dV need no sum across CTAs. The widest heads are split: several CTAs compute
+the scores of the same keys, and each a slice of the columns of dQ, dK and dV. dQ is added to a float32 accumulator in global
 memory. Kernels of `fa4.bwd` run before (row statistics, zeros) and after (conversion of the accumulator to dq).
 """
 
@@ -39,7 +40,7 @@ class BackwardKernel(BackwardProgram[Sm80BackwardConfig]):
             rows.ranks, rows.lengths, order, *cfg.window(scalars), scale_over_cap, scalars.scale, scalars.scale_log2,
             call.mods,
         )  # fmt: skip
-        kernel(args, cfg).launch(**cfg.launch(order.ctas), stream=stream)
+        kernel(args, cfg).launch(**cfg.launch(order.ctas * cfg.tiles.slices), stream=stream)
 
 
 KERNEL = BackwardKernel("sm80.backward")

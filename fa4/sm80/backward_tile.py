@@ -19,13 +19,23 @@ from ..bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_semap
 from ..bwd.device.work import order_index_by_lists
 from ..core.constant import Constant
 from ..core.fragment_coords import fragment_rows, store_fragment_rows
+from ..core.fragment_values import FragmentValues
 from ..core.mask import range_blocks, sparse_blocks
 from ..core.scoring import Scoring
 from .backward_work import SharedMemory, Sm80BackwardArguments, Sm80BackwardWork
 from .config import Sm80BackwardConfig
 from .dropout import dropout_factors, share_keep_bits
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
-from .tensor_core import mma_coords, operand_a, operand_b, product, rows_by_columns, tiled_mma, transposed
+from .tensor_core import (
+    column_slices,
+    mma_coords,
+    operand_a,
+    operand_b,
+    product,
+    rows_by_columns,
+    tiled_mma,
+    transposed,
+)
 
 
 class Products(Constant):
@@ -33,24 +43,29 @@ class Products(Constant):
 
     def __init__(self, work: Sm80BackwardWork, memory: SharedMemory) -> None:
         cfg, tiles, thread = work.cfg, work.cfg.tiles, work.thread
+        # What the gradients' slice reads; scores read all columns.
+        k, q, do = memory.k, memory.q, memory.do
+        if tiles.slices > 1:
+            k, q, do = (column_slices(x, tiles.slices) for x in (k, q, do))
         self.mma_s, self.mma_kv, self.mma_q = (
             tiled_mma(cfg.dtype, *warps) for warps in (tiles.warps_s, tiles.warps_kv, tiles.warps_q)
         )
         self.dk, self.dv = (
             cute.make_rmem_tensor(self.mma_kv.get_slice(thread).partition_shape_C((tiles.tile_n, columns)), Float32)
-            for columns in (cfg.dim, cfg.dim_v)
+            for columns in cfg.slice_dims
         )
         # S = Q K^T and dP = dO V^T
         self.q, self.k = operand_a(self.mma_s, memory.q, thread), operand_b(self.mma_s, memory.k, thread)
         self.do, self.v = operand_a(self.mma_s, memory.do, thread), operand_b(self.mma_s, memory.v, thread)
         # dV = P^T dO and dK = dS^T Q
         self.pt = operand_a(self.mma_kv, transposed(memory.p), thread, transpose=True)
-        self.dot = operand_b(self.mma_kv, transposed(memory.do), thread, transpose=True)
+        self.dot = operand_b(self.mma_kv, transposed(do), thread, transpose=True)
         self.dst = operand_a(self.mma_kv, transposed(memory.ds), thread, transpose=True)
-        self.qt = operand_b(self.mma_kv, transposed(memory.q), thread, transpose=True)
+        self.qt = operand_b(self.mma_kv, transposed(q), thread, transpose=True)
         # dQ = dS K
         self.ds = operand_a(self.mma_q, memory.ds, thread)
-        self.kt = operand_b(self.mma_q, transposed(memory.k), thread, transpose=True)
+        kt = operand_b(self.mma_q, transposed(k), thread, transpose=True)
+        self.kt = kt if tiles.slices == 1 else kt.at(work.slice)
 
 
 @cute.kernel
@@ -89,11 +104,14 @@ def process_tile(work: Sm80BackwardWork):
         if block_iter.any():
             release_order(work, block_iter.block(block_iter.last()))
     begin = work.n_block * tiles.tile_n
-    for acc, staged, x, columns in (
+    for acc, staged, x, head_dim in (
         (products.dk, memory.k, work.dk, cfg.head_dim),
         (products.dv, memory.v, work.dv, cfg.head_dim_v),
     ):
-        out_row = rows_of(x, begin, begin + work.rows_left)
+        out_row, columns = rows_of(x, begin, begin + work.rows_left), head_dim
+        if const_expr(tiles.slices > 1):
+            staged = column_slices(staged, tiles.slices)[None, None, 0]
+            columns = head_dim - work.slice * cute.size(staged, mode=[1])
         store_tile(acc, products.mma_kv, staged, out_row, work.thread, cfg.threads, columns)
 
 
@@ -137,6 +155,7 @@ def step(
     cfg, stages, block_iter = work.cfg, work.cfg.tiles.stages, work.block_iter
     m_block, next_pos = block_iter.block(pos), block_iter.ahead(pos, 1)
     stage = iteration % stages if const_expr(stages > 1) else 0
+    piece = stage if const_expr(cfg.tiles.slices == 1) else stage * cfg.tiles.slices + work.slice
     m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
     if const_expr(work.dropout is not None):
         share_keep_bits(work, memory, m_block)  # the bits of the previous step have been read before its second barrier
@@ -159,12 +178,12 @@ def step(
     compute_p_ds(work, memory, products.mma_s, s, dp, m_block, stage, masked)
     cute.arch.barrier()
 
-    product(products.mma_kv, products.dv, products.pt, products.dot.at(stage))
-    dq = cute.make_rmem_tensor(products.mma_q.get_slice(0).partition_shape_C((m, cfg.dim)), Float32)
+    product(products.mma_kv, products.dv, products.pt, products.dot.at(piece))
+    dq = cute.make_rmem_tensor(products.mma_q.get_slice(0).partition_shape_C((m, cfg.slice_dims[0])), Float32)
     dq.fill(0.0)
     product(products.mma_q, dq, products.ds, products.kt)
     add_dq(work, dq, m_block)
-    product(products.mma_kv, products.dk, products.dst, products.qt.at(stage))
+    product(products.mma_kv, products.dk, products.dst, products.qt.at(piece))
     if const_expr(stages == 1):
         cute.arch.barrier()
         if block_iter.exists(next_pos):
@@ -214,7 +233,7 @@ def compute_p_ds(
     if const_expr(score_mod is not None):
         store_fragment_rows(grads, scoring.score_grads(fragment_rows(scores), fragment_rows(grads)))
     if const_expr(work.captured is not None):
-        work.captured.add(score_mod, fragment_rows(scores))
+        add_captured(work, score_mod, scores)
     if const_expr(dropout is not None):
         store_fragment_rows(scores, _multiply(fragment_rows(scores), dropout))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
@@ -223,6 +242,15 @@ def compute_p_ds(
         half = cute.make_fragment_like(acc, cfg.dtype)
         half.store(acc.load().to(cfg.dtype))
         cute.copy(to_smem, to_smem.retile(half), to_smem.partition_D(staged))
+
+
+@cute.jit
+def add_captured(work: Sm80BackwardWork, score_mod: FragmentValues, p: cute.Tensor):
+    """Add to the gradients of captured tensors. All slices compute the same; the first adds."""
+    if const_expr(work.cfg.tiles.slices == 1):
+        work.captured.add(score_mod, fragment_rows(p))
+    elif work.slice == 0:
+        work.captured.add(score_mod, fragment_rows(p))
 
 
 def _multiply(x: list[list[Float32]], y: list[list[Float32]]) -> list[list[Float32]]:
@@ -240,11 +268,13 @@ def add_dq(work: Sm80BackwardWork, dq: cute.Tensor, m_block: Int32):
             order_index = order_index_by_lists(args.ranks, cfg, block, work.head, work.n_block)
         else:
             order_index = work.n_block - work.mask.key_blocks(m_block).first
-        semaphore = semaphore_ptr(args.semaphores, block, work.head)
+        semaphore = semaphore_ptr(args.semaphores, block * cfg.tiles.slices + work.slice, work.head)
         if work.thread == 0:
             wait_semaphore(semaphore, order_index)
         cute.arch.barrier()
     start = args.dq_sum.iterator + cute.crd2idx((0, block, work.head), args.dq_sum.layout) + work.thread
+    if const_expr(cfg.tiles.slices > 1):
+        start = start + work.slice * cfg.tile_m * cfg.slice_dims[0]
     for i in cutlass.range_constexpr(cute.size(dq)):
         cute.arch.red(start + i * cfg.threads, dq[i], op="add", dtype="f32", sem="relaxed", scope="gpu")
 
@@ -252,6 +282,7 @@ def add_dq(work: Sm80BackwardWork, dq: cute.Tensor, m_block: Int32):
 @cute.jit
 def release_order(work: Sm80BackwardWork, m_block: Int32):
     """Let the next key block add to these rows. Call after `add_dq` and a barrier."""
-    semaphore = semaphore_ptr(work.args.semaphores, work.row_block + m_block, work.head)
+    index = (work.row_block + m_block) * work.cfg.tiles.slices + work.slice
+    semaphore = semaphore_ptr(work.args.semaphores, index, work.head)
     if work.thread == 0:
         release_semaphore(semaphore)

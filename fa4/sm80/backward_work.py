@@ -17,7 +17,8 @@ from ..core.rows import first_row_block
 from ..core.sequence import Lengths, extent, sequence_matrix
 from ..core.traced import ModTensors, bind
 from .config import Sm80BackwardConfig
-from .tensor_core import smem_layout
+from .loader import columns_from
+from .tensor_core import segment, smem_layout
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,26 @@ class Sm80BackwardArguments:
 
 
 class Sm80BackwardWork(Constant):
-    """Work of a CTA: a tile of keys of one sequence and head. q, dout: (packed rows, dim). k, v, dk, dv: (rows, dim).
+    """Work of a CTA: a tile of keys of one sequence and head, and a slice of the columns of the gradients. q, dout:
+    (packed rows, dim). k, v, dk, dv: (rows, dim); dk and dv begin at the slice.
 
     row_block: first row block of the sequence in the workspaces. rows_left: keys from the start of the tile to the end
     of the sequence. block_iter: over tiles of query rows.
     """
 
     def __init__(self, args: Sm80BackwardArguments, cfg: Sm80BackwardConfig) -> None:
-        self.args, self.cfg = args, cfg
-        self.n_block, self.head, sequence = args.order.here()
+        self.args, self.cfg, slices = args, cfg, cfg.tiles.slices
+        index, self.slice = Int32(cute.arch.block_idx()[0]), Int32(0)
+        dk, dv = args.dk, args.dv
+        if slices > 1:  # neighbours read the same tiles
+            index, self.slice = index // slices, index % slices
+            dk, dv = (columns_from(x, self.slice * width) for x, width in zip((dk, dv), cfg.slice_dims))
+        self.n_block, self.head, sequence = args.order.at(index)
         rows_q = args.lengths.queries(sequence, extent(args.q))
         rows_k = args.lengths.keys(sequence, extent(args.k))
         self.q, self.dout = (sequence_matrix(x, self.head, sequence, rows_q, cfg.varlen) for x in (args.q, args.dout))
         self.k, self.v, self.dk, self.dv = (
-            sequence_matrix(x, self.head, sequence, rows_k, cfg.varlen) for x in (args.k, args.v, args.dk, args.dv)
+            sequence_matrix(x, self.head, sequence, rows_k, cfg.varlen) for x in (args.k, args.v, dk, dv)
         )
         lengths, first_head = (rows_q.count, rows_k.count), self.head * cfg.group
         self.mask = Band(cfg.tile_m, cfg.cta_tile_n, *lengths, args.left, args.right, cfg.group)
@@ -95,7 +102,7 @@ class SharedMemory(Constant):
         m, n, stages, smem = cfg.tile_m, cfg.cta_tile_n, cfg.tiles.stages, SmemAllocator()
 
         def tile(*shape: int) -> cute.Tensor:
-            return smem.allocate_tensor(cfg.dtype, smem_layout(*shape), 1024)
+            return smem.allocate_tensor(cfg.dtype, smem_layout(*shape), 16 * segment(shape[1]))  # 8 rows of a segment
 
         self.k, self.v = tile(n, cfg.dim), tile(n, cfg.dim_v)
         self.q, self.do = tile(m, cfg.dim, stages), tile(m, cfg.dim_v, stages)

@@ -86,12 +86,19 @@ class Sm80ForwardConfig(Sm80Config, ForwardOptions):
 class Fragments(Placement):
     """Layout of the dQ accumulator of a block in the order of the mma fragments (`tensor_core`): value i of all
     threads, then value i + 1. So one addition of a warp covers 128 contiguous bytes. warps: grid over rows and columns.
+    slices: the columns of each follow those of the last.
     """
 
     warps: tuple[int, int]
+    slices: int = 1
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
-        column, (warps_m, warps_n) = first + within, self.warps
+        width = self.columns // self.slices
+        return first // width * width * self.tile_m + self._offset(row, first % width + within)
+
+    def _offset(self, row: Int32 | int, column: Int32 | int) -> Int32 | int:
+        """Offset in a slice."""
+        warps_m, warps_n = self.warps
         warp = row // 16 % warps_m + column // 8 % warps_n * warps_m
         thread = 32 * warp + row % 8 * 4 + column % 8 // 2
         repetition = row // (16 * warps_m) + column // (8 * warps_n) * (self.tile_m // (16 * warps_m))
@@ -108,10 +115,24 @@ class Sm80BackwardConfig(Sm80Config, BackwardOptions):
     descending: ClassVar[bool] = False
 
     @property
+    def dim(self) -> int:
+        return self.tiles.columns(self.head_dim)
+
+    @property
+    def dim_v(self) -> int:
+        return self.tiles.columns(self.head_dim_v)
+
+    @property
+    def slice_dims(self) -> tuple[int, int]:
+        """Columns of dQ and dK, and of dV, of a CTA."""
+        return self.dim // self.tiles.slices, self.dim_v // self.tiles.slices
+
+    @property
     def row_blocks(self) -> RowBlocks:
         """Configuration of the kernels before and after the main kernel."""
-        placement = Fragments(self.tile_m, self.dim, self.tiles.warps_q)
-        return RowBlocks.of(self, placement, packed=self.group, semaphores=1 if self.deterministic else 0)
+        slices = self.tiles.slices
+        placement = Fragments(self.tile_m, self.dim, self.tiles.warps_q, slices)
+        return RowBlocks.of(self, placement, packed=self.group, semaphores=slices if self.deterministic else 0)
 
     @property
     def smem_bytes(self) -> int:
@@ -131,7 +152,7 @@ class Sm80BackwardConfig(Sm80Config, BackwardOptions):
         """(head, sequence) pairs that advance together; if deterministic, their dQ accumulators stay in L2."""
         if not self.deterministic:
             return Int32(4 if self.masked or self.has_blocks else 1)
-        rows = L2_GROUP_BYTES // (4 * padded(self.head_dim) * self.group)
+        rows = L2_GROUP_BYTES // (4 * self.dim * self.group)
         return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), LARGEST_L2_GROUP), 1)
 
     @property

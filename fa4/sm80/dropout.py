@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from ..core.dropout import Dropout, apply_dropout
+from ..mods.ir.dropout import KEYS
 from .backward_work import SharedMemory, Sm80BackwardWork
 
 
@@ -24,7 +25,7 @@ def share_keep_bits(work: Sm80BackwardWork, memory: SharedMemory, m_block: Int32
     for i in cutlass.range_constexpr(-(-m * count // cfg.threads)):
         slot = i * cfg.threads + work.thread
         if slot < m * count:
-            row, block = m_block * m + slot % m, work.n_block * count + slot // m
+            row, block = m_block * m + slot % m, work.n_block * cfg.tiles.tile_n // KEYS + slot // m
             memory.keep_bits[slot % m, slot // m] = work.dropout.word(row, block)
 
 
@@ -34,7 +35,13 @@ def dropout_factors(
     """Factors of P and dP for a thread's elements: 1 / (1 - p), or 0 if dropped. coords, coords0: see
     `tensor_core.mma_coords`."""
     offsets = [coords0[0, c][1] - coords0[0, 0][1] for c in range(cute.size(coords, mode=[1]))]
-    first_bit, rows = Uint32(coords[0, 0][1]), []  # two neighbours of every 8 columns: no bit leaves its word
+    first_bit, rows, tile_n = (
+        Uint32(coords[0, 0][1]),
+        [],
+        work.cfg.tiles.tile_n,
+    )  # two neighbours of every 8 columns: no bit leaves its word
+    if tile_n < KEYS:  # a word has the bits of several tiles
+        first_bit += Uint32(work.n_block * tile_n % KEYS)
     for r in range(cute.size(coords, mode=[0])):
         keep_bits = [memory.keep_bits[coords[r, 0][0], i] for i in range(work.cfg.tiles.keep_words_per_row)]
         keep_bits = [Int32(Uint32(word) >> first_bit) for word in keep_bits]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..fwd.plan import ForwardDirection, LaunchSizes
 from ..fwd.splits import blocks_of_part, choose_splits
 from ..mods.frontend.coarse import mask_of_groups, to_head_groups
 from ..runtime import plan
-from ..runtime.choice import Choice, given
+from ..runtime.choice import given
 from ..runtime.device import Chip
 from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import backward, forward
@@ -72,17 +71,9 @@ class Sm80Backward(BackwardDirection):
         if self.by_head is not None:
             spec = replace(spec, mods=replace(self.by_head, mask=mask_of_groups(self.by_head), heads_differ=False))
         super().__init__(spec, extent, chip)
-        self._given = None if tiles is None else given(tiles)
-
-    @functools.cached_property
-    def choice(self) -> Choice[BackwardTiles]:
-        """The tiles; the widest heads have none, and are served without a backward."""
-        dims = self.spec.head_dim, self.spec.head_dim_v
-        return self._given or backward_tiles(*dims, self.chip, self.spec.has_dropout)
-
-    @property
-    def tiles(self) -> BackwardTiles:
-        return self.choice.row
+        dims = spec.head_dim, spec.head_dim_v
+        self.choice = backward_tiles(*dims, chip, spec.has_dropout) if tiles is None else given(tiles)
+        self.tiles = self.choice.row
 
     def __str__(self) -> str:
         return f"backward {self.tiles} ({self.choice.reason})"

@@ -6,6 +6,7 @@ neighbouring columns, two rows with distance eight, and M' x N' repetitions of t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cutlass
@@ -17,18 +18,25 @@ from ..core.fragment_coords import FragmentCoords
 
 
 def segment(columns: int) -> int:
-    """Columns of a row that lie together in shared memory: 128 bytes if they divide the row, else 64."""
-    return 64 if columns % 64 == 0 else 32
+    """Columns of a row that lie together in shared memory: 128 bytes if they divide the row, else 64 or 32."""
+    return math.gcd(columns, 64)
 
 
 def smem_layout(rows: int, columns: int, stages: int | None = None) -> cute.ComposedLayout:
-    """Layout of a row-major 16-bit tile in swizzled blocks of 8 rows by 128 (or 64) bytes, with `stages` if given."""
+    """Layout of a row-major 16-bit tile in swizzled blocks of 8 rows by a segment, with `stages` if given."""
     width = segment(columns)
-    swizzle = cute.make_swizzle(3 if width == 64 else 2, 3, 3)
+    swizzle = cute.make_swizzle(width.bit_length() - 4, 3, 3)
     block = cute.make_composed_layout(swizzle, 0, cute.make_layout((8, width), stride=(width, 1)))
     if stages is None:
         return cute.tile_to_shape(block, (rows, columns), (0, 1))
     return cute.tile_to_shape(block, (rows, columns, stages), (0, 1, 2))
+
+
+def column_slices(tile: cute.Tensor, slices: int) -> cute.Tensor:
+    """View of a tile (rows, columns[, stages]) in slices of its columns: (rows, columns / slices, [stages *] slices).
+    A slice has whole segments."""
+    rows, columns, *stages = (cute.size(tile, mode=[i]) for i in range(cute.rank(tile)))
+    return cute.make_tensor(tile.iterator, smem_layout(rows, columns // slices, math.prod(stages) * slices))
 
 
 def transposed(x: cute.Tensor) -> cute.Tensor:

@@ -120,7 +120,7 @@ class BackwardTiles:
     """tile_m query rows by tile_n keys; Q and dO each have `stages` stages.
 
     warps_s, warps_kv, warps_q: grid of warps over S and dP (rows by keys), over dK and dV (keys by head dim), and over
-    dQ (rows by head dim).
+    dQ (rows by head dim). slices: CTAs that share the columns of dQ, dK and dV; each computes the same scores.
     """
 
     tile_m: int
@@ -130,16 +130,25 @@ class BackwardTiles:
     warps_kv: tuple[int, int]
     warps_q: tuple[int, int]
     blocks_per_sm: int = 1
+    slices: int = 1
 
     @property
     def warps(self) -> int:
         return self.warps_s[0] * self.warps_s[1]
 
     def __str__(self) -> str:
-        return f"{self.tile_m}x{self.tile_n}, {self.warps} warps, {self.stages} stage(s)"
+        slices = f", {self.slices} slices of the columns" if self.slices > 1 else ""
+        return f"{self.tile_m}x{self.tile_n}, {self.warps} warps, {self.stages} stage(s){slices}"
+
+    def columns(self, head_dim: int) -> int:
+        """Columns of the tiles; those beyond head_dim are zeros. A slice has whole segments of shared memory."""
+        if self.slices == 1:
+            return padded(head_dim)
+        unit = max(64, 16 * self.warps_kv[1], 16 * self.warps_q[1]) * self.slices
+        return -(-head_dim // unit) * unit
 
     def smem_bytes(self, head_dim: int, head_dim_v: int) -> int:
-        d, dv, m, n = padded(head_dim), padded(head_dim_v), self.tile_m, self.tile_n
+        d, dv, m, n = self.columns(head_dim), self.columns(head_dim_v), self.tile_m, self.tile_n
         return 2 * ((n + self.stages * m) * (d + dv) + 2 * m * n) + 8 * self.stages * m
 
     @property
@@ -153,10 +162,10 @@ class BackwardTiles:
 
     def fits(self, case: HeadDims) -> bool:
         """True if the warps divide the 16-column groups evenly and the tiles fit the chip's shared memory."""
-        d, dv = padded(case.head_dim), padded(case.head_dim_v)
+        d, dv = (self.columns(dim) // self.slices for dim in (case.head_dim, case.head_dim_v))
         columns_kv, columns_q = 16 * self.warps_kv[1], 16 * self.warps_q[1]
         divides = d % columns_kv == 0 and dv % columns_kv == 0 and d % columns_q == 0
-        smem_bytes = self.smem_bytes(d, dv) + (self.keep_bits_bytes if case.has_dropout else 0)
+        smem_bytes = self.smem_bytes(case.head_dim, case.head_dim_v) + (self.keep_bits_bytes if case.has_dropout else 0)
         return divides and smem_bytes <= case.chip.smem_per_block
 
 
@@ -178,6 +187,17 @@ BACKWARD = (
           "what shared memory holds"),
     _rule("head_dim <= 256, 32 x 32", 256, BackwardTiles(32, 32, 1, (2, 2), (2, 2), (2, 2)),
           "what 100 KiB of shared memory hold"),
+    _rule("head_dim <= 384", 384, BackwardTiles(64, 64, 1, (2, 4), (4, 2), (2, 4)),
+          "d=320 causal 208, next 152 (64x32); d=384 full 180, next 167 (two slices)"),
+    # dQ, dK and dV in slices of their columns.
+    _rule("head_dim <= 576", 576, BackwardTiles(32, 64, 1, (2, 4), (2, 4), (2, 4), slices=2),
+          "d=512 145 / 137, next 138 / 131 (dK and dV on 4 x 2 warps); torch 38 / 33"),
+    _rule("head_dim <= 576, 32 x 32", 576, BackwardTiles(32, 32, 1, (2, 2), (2, 2), (2, 2), slices=2),
+          "what 163 KiB of shared memory hold: d=512 108 / 106, next 77 / 72 (three slices)"),
+    _rule("head_dim <= 512, 16 x 32", 512, BackwardTiles(16, 32, 1, (1, 2), (2, 1), (1, 2), slices=4),
+          "what 100 KiB of shared memory hold: d=512 causal 77"),
+    _rule("head_dim <= 576, 16 x 16", 576, BackwardTiles(16, 16, 1, (1, 1), (1, 1), (1, 1), slices=5),
+          "what 100 KiB of shared memory hold: d=512 causal 27"),
 )  # fmt: skip
 
 

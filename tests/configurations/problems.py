@@ -23,7 +23,7 @@ from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 
 # Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
 DIMS = (8, 64, 72, 96, 104, 128, 136, 192, 200, 208, 256)
-WIDEST = ((512, 512), (408, 296), (576, 512))
+WIDEST = ((320, 320), (512, 512), (408, 296), (576, 512))
 PAIRS = (*itertools.product(DIMS, DIMS), *WIDEST)
 USUAL = tuple((a, b) for a, b in PAIRS if a == b or (a, b) in ((192, 128), (128, 256), (256, 64), *WIDEST))
 # One row; rows that heads fill a tile with; a tile, and one row more; the borders of `tiles_for`; few rows, many keys.

@@ -129,7 +129,8 @@ ARRAYS = {
         # How rows of a cache come to the matrix unit follows from these together.
         Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
         Array("caches-sm100", _CACHES.native("sm100"), 2, backend="sm100", beside=("caches",)),
-        # The portable forward takes heads that no other kernel takes.
+        # The portable kernels take heads that no other kernel takes.
+        Array("training-widest", _TRAINING.with_levels(**_OF_WIDEST), 2, backend="sm80"),
         Array("inference-widest", _INFERENCE.with_levels(**_OF_WIDEST), 2, backend="sm80"),
         Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backend="sm80"),
         Array("calls-triples", _CALLS_IN_TORCH, 3),

@@ -124,7 +124,6 @@ _CALLS_OF_ALL = (
     *_where_trained("gradients that sequences choose", score_mod="of_sequences", form=("packed", "jagged")),
 )
 _OVER_256 = _no("kernels of a chip of its own take up to 256", head_dim="256", head_dim_v="larger")
-_BACKWARD_OVER_256 = _no("backwards take up to 256", head_dim="256", head_dim_v="larger", direction=_BACKWARDS)
 _CACHES_OF_ALL = (_no("kernels take 16-bit numbers", dtype="float32"),)
 
 CALLS = Model(
@@ -192,7 +191,7 @@ CALLS = Model(
         _no("there is one row", seqused=("keys", "both"), lengths="one_key"),
     ),
     {
-        "sm80": (*_CALLS_OF_ALL, _BACKWARD_OVER_256),
+        "sm80": _CALLS_OF_ALL,
         "sm90": (
             *_CALLS_OF_ALL,
             _OVER_256,

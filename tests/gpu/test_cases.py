@@ -44,7 +44,7 @@ WIDE = (
     Case("wide_window", seqlen_q=900, seqlen_k=1000, head_dim=192, window_size=(200, 30)),
     Case("wide_values", seqlen_q=900, seqlen_k=1300, head_dim=160, head_dim_v=256),
 )
-# Forwards in slices of the columns of V.
+# In slices of the columns of V, and of the gradients.
 WIDEST = (
     Case("widest_causal_group", seqlen_q=1500, seqlen_k=1500, heads_q=4, heads_kv=1, head_dim=512, causal=True),
     Case("widest_varlen", lengths=((700, 700), (33, 900), (0, 5), (9, 0)), head_dim=328, head_dim_v=296, causal=True),
@@ -64,12 +64,12 @@ def test_forward(backend, case, seed):
     cases.assert_right(cases.judge_forward(problem, out, lse), f"{backend}, {case} (seed {seed})")
 
 
-@pytest.mark.parametrize("backend, case", serving(*NAMED, needs=TRAINED))
+@pytest.mark.parametrize("backend, case", serving(*NAMED, *WIDEST, needs=TRAINED))
 def test_gradients(backend, case, seed):
     check_gradients(backend, case, False, seed)
 
 
-@pytest.mark.parametrize("backend, case", serving(*NAMED, *WIDE, needs=ORDERED))
+@pytest.mark.parametrize("backend, case", serving(*NAMED, *WIDE, *WIDEST, needs=ORDERED))
 def test_deterministic_gradients(backend, case, seed):
     check_gradients(backend, case, True, seed)
 
@@ -81,7 +81,7 @@ def check_gradients(backend, case, deterministic, seed):
     cases.assert_right(judgements, f"{backend}, {case} (seed {seed})")
 
 
-@pytest.mark.parametrize("backend, case", serving(*REPEATED, *WIDE, needs=ORDERED))
+@pytest.mark.parametrize("backend, case", serving(*REPEATED, *WIDE, *WIDEST, needs=ORDERED))
 def test_deterministic_gradients_repeat_bit_for_bit(backend, case, seed):
     problem = cases.make(dataclasses.replace(case, deterministic=True), seed, device="cuda")
     _, _, first = problem.call_with_gradients(backend=backend)

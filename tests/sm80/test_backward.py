@@ -22,15 +22,16 @@ _FLAGS = (
 @pytest.mark.parametrize("number", [80, 86, 90, 120])
 def test_every_head_dim_has_tiles_that_fit_the_chip(number):
     chip = chip_by_number(number)
-    for head_dim in range(8, 257, 8):
-        for head_dim_v in (8, head_dim, 256):
+    for head_dim in range(8, 577, 8):
+        for head_dim_v in (8, head_dim, 256, 512, 576):
             assert backward_tiles(head_dim, head_dim_v, chip).row.fits(HeadDims(head_dim, head_dim_v, chip))
 
 
 # Which row of the table a head dim gets: with an A100's shared memory, and with an A40's.
 ROWS = {
     (8, 8): (0, 2), (64, 64): (0, 1), (64, 72): (1, 3), (72, 64): (2, 3), (96, 96): (2, 3), (128, 128): (1, 3),
-    (136, 128): (5, 6), (160, 160): (5, 6), (192, 192): (4, 7), (256, 256): (6, 7),
+    (136, 128): (5, 6), (160, 160): (5, 6), (192, 192): (4, 7), (256, 256): (6, 7), (264, 264): (9, 11),
+    (384, 256): (9, 10), (512, 512): (10, 11), (576, 512): (10, 12),
 }  # fmt: skip
 
 
@@ -39,6 +40,11 @@ def test_the_row_of_a_head_dim(dims, rows):
     """The first whose warps divide the head dims: up to its limit, that included."""
     chosen = [backward_tiles(*dims, chip_by_number(number)) for number in (80, 86)]
     assert [choice.rules for choice in chosen] == [(BACKWARD[row],) for row in rows]
+
+
+def test_hopper_holds_more_rows_of_wide_heads():
+    rows = [backward_tiles(dim, dim, chip_by_number(90)).rules for dim in (320, 384, 512)]
+    assert rows == [(BACKWARD[8],), (BACKWARD[8],), (BACKWARD[9],)]
 
 
 def test_a_chip_with_too_little_shared_memory_has_no_tiles():

@@ -10,6 +10,7 @@ pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is bu
 
 from warpcheck.machine import SCHEDULES
 
+import fa4
 from fa4.emulator import emulate
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
@@ -27,9 +28,7 @@ pytestmark = pytest.mark.rotates(2)
 FORWARD = (
     "gqa_packed_short_queries",
     pytest.param("split_keys_sink", marks=pytest.mark.soak),
-    "slices_of_v",
-    "uneven_slices_of_v",
-    pytest.param("slices_of_v_in_parts", marks=pytest.mark.soak),
+    pytest.param("slices_in_parts", marks=pytest.mark.soak),
 )
 BOTH = (
     "ragged_one_past_tile",
@@ -39,14 +38,17 @@ BOTH = (
     "packed_rows_past_the_end",
     "batch_and_scale",
     "everything",
+    "slices",
+    "uneven_slices",
 )
-BACKWARD = ("deterministic_groups_of_three", "padded_keys")
+BACKWARD = ("deterministic_groups_of_three", "padded_keys", "slices_in_order")
 KERNELS = Kernels("sm80", "sm_80", Plan)
 OWN = (
     Case("padded_keys", batch=3, seqlen_q=40, seqlen_k=90, seqused=((None, 77), (None, 3), (None, 0)), causal=True),
-    Case("slices_of_v", seqlen_q=140, seqlen_k=150, heads_q=2, heads_kv=1, head_dim=512, causal=True),
+    # O, dQ, dK and dV in slices of their columns.
+    Case("slices", seqlen_q=140, seqlen_k=150, heads_q=2, heads_kv=1, head_dim=512, causal=True),
     Case(
-        "uneven_slices_of_v",
+        "uneven_slices",
         lengths=((40, 40), (0, 8), (70, 33)),
         heads_q=2,
         heads_kv=1,
@@ -55,7 +57,18 @@ OWN = (
         causal=True,
         sink=True,
     ),
-    Case("slices_of_v_in_parts", seqlen_q=3, seqlen_k=500, heads_q=16, heads_kv=1, head_dim=576, head_dim_v=512),
+    Case(
+        "slices_in_order",
+        seqlen_q=70,
+        seqlen_k=100,
+        heads_q=2,
+        heads_kv=1,
+        head_dim=576,
+        head_dim_v=512,
+        causal=True,
+        deterministic=True,
+    ),
+    Case("slices_in_parts", seqlen_q=3, seqlen_k=500, heads_q=16, heads_kv=1, head_dim=576, head_dim_v=512),
     Case("split_keys_sink", seqlen_q=2, seqlen_k=1100, heads_q=4, head_dim=32, sink=True),
     Case(
         "everything",
@@ -125,6 +138,25 @@ def test_gradients(name, seed):
     problem = cases.make(CASES[name], seed)
     schedules = SCHEDULES if problem.spec.deterministic else random.Random(seed).sample(SCHEDULES, 1)
     assert len({bits(check_gradients(KERNELS, problem, seed, schedule)) for schedule in schedules}) == 1, f"seed {seed}"
+
+
+@pytest.mark.parametrize("head_dim", [512, pytest.param(576, marks=pytest.mark.soak)])
+def test_gradients_of_the_widest_heads_in_little_shared_memory(head_dim, seed):
+    """The narrowest tiles: 16 keys have half a word of dropout's bits."""
+    case = Case(
+        "little", seqlen_q=35, seqlen_k=70, heads_q=2, heads_kv=1, head_dim=head_dim, head_dim_v=512, causal=True
+    )
+    problem = cases.make(case, seed)
+    with emulate("sm_86", sms=4, seed=seed):
+        rng = torch.tensor([seed, 0])
+        q, k, v = (x.detach().requires_grad_() for x in problem.inputs[:3])
+        options = dict(causal=True, dropout_p=0.25, dropout_seed=rng)
+        by = {}
+        for backend in ("sm80", "torch"):
+            out = fa4.flash_attn_func(q, k, v, backend=backend, **options)
+            by[backend] = out, *torch.autograd.grad(out, (q, k, v), problem.dout)
+    for x, expected in zip(by["sm80"], by["torch"]):
+        torch.testing.assert_close(x, expected, atol=0.03, rtol=0.03)
 
 
 def test_small_logits_under_a_softcap(seed):
