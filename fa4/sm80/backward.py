@@ -2,8 +2,8 @@
 
 A CTA owns one tile of keys and loops over the tiles of query rows that see it (`backward_tile`). With GQA the rows of
 all heads of a group are packed, so dK and dV need no sum across CTAs. The widest heads are split: several CTAs compute
-the scores of the same keys, and each a slice of the columns of dQ, dK and dV. dQ is added to a float32 accumulator in global
-memory. Kernels of `fa4.bwd` run before (row statistics, zeros) and after (conversion of the accumulator to dq).
+the scores of the same keys, and each a slice of the columns of dQ, dK and dV. dQ is added to a float32 accumulator in
+global memory. Kernels of `fa4.bwd` run before (row statistics, zeros) and after (conversion of the accumulator to dq).
 """
 
 from __future__ import annotations

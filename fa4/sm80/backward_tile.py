@@ -249,8 +249,9 @@ def add_captured(work: Sm80BackwardWork, score_mod: FragmentValues, p: cute.Tens
     """Add to the gradients of captured tensors. All slices compute the same; the first adds."""
     if const_expr(work.cfg.tiles.slices == 1):
         work.captured.add(score_mod, fragment_rows(p))
-    elif work.slice == 0:
-        work.captured.add(score_mod, fragment_rows(p))
+    else:  # one condition is decided at compile time
+        if work.slice == 0:
+            work.captured.add(score_mod, fragment_rows(p))
 
 
 def _multiply(x: list[list[Float32]], y: list[list[Float32]]) -> list[list[Float32]]:
