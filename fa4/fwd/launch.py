@@ -89,7 +89,7 @@ class ForwardKernel(ForwardProgram[Config], RoleKernel[Config]):
         *loaded, stored = (seq_bounded_tma(x) if is_seq_bounded else x for x, is_seq_bounded in matrices)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
         multicast = [cfg.sharers(name) for name in ("q", "k", "v")]
-        parts = zip(loaded[: 3 if cfg.kv_load is KvLoad.TMA else 1], tiles, multicast)
+        parts = zip(loaded[: 2 + cfg.loads_v if cfg.kv_load is KvLoad.TMA else 1], tiles, multicast)
         loads = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in parts]
         loads += [None] * (3 - len(loads))
         load_q, load_k, load_v = loads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from cutlass import Float16
 
@@ -61,6 +61,7 @@ class ForwardVariant(ForwardOptions):
     tile_n: int
     rescale_threshold: float
     smem_bytes: int
+    loads_v: ClassVar[bool] = True  # False: V is the first columns of K
 
     if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from .calls import CachedKvCall
 from .ops import append_by_operator, forward, is_plain
 from .record import AppendArguments
 from .values import check_values
+
+WIDEST_SEPARATE = 256  # columns up to which kernels load K and V by themselves
 
 if TYPE_CHECKING:
     from ..mods.frontend.call import MaskMod, ScoreMod
@@ -125,7 +127,10 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
     )  # fmt: skip
-    opts = (softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved)
+    opts = (
+        softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved,
+        _is_in_k(k_cache, v_cache),
+    )  # fmt: skip
     tensors, by_dispatcher, signature = (*t, learnable_sink), False, None
     cache = calls.cache_of(score_mod, mask_mod)
     cached = None if cache is None else cache.last.find(tensors, opts)
@@ -175,15 +180,27 @@ def flash_attn_with_kvcache(
 
 def _checked(t: checks.Tensors, sink: Tensor | None, opts: tuple, table: str) -> CachedKvCall:
     """Check a call's arguments and return what follows from them. opts: its options, as the caller wrote them."""
-    softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved = opts
+    softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, interleaved, v_in_k = opts
     checks.check(t, table)
     checks.refuse_derivatives(t, sink)
     options = Options(softmax_scale, causal, window_size, softcap, False, backend)
     flags = common.flags(t.q, t.k_cache, t.v_cache, sink, options)
     batch_invariant = common.boolean("batch_invariant", batch_invariant, "a bool")
-    common.boolean("rotary_interleaved", rotary_interleaved, "a bool")
+    common.boolean("rotary_interleaved", interleaved, "a bool")
     num_splits = common.count("num_splits", num_splits)
-    return CachedKvCall(flags._replace(num_splits=num_splits, batch_invariant=batch_invariant), t.capacity)
+    flags = flags._replace(num_splits=num_splits, batch_invariant=batch_invariant, v_in_k=v_in_k)
+    return CachedKvCall(flags, t.capacity)
+
+
+def _is_in_k(k_cache: Any, v_cache: Any) -> bool:
+    """Whether v_cache is the memory of k_cache's first columns: then a kernel for wide heads loads it once. False where
+    tensors have no memory."""
+    try:
+        if k_cache.shape[-1] <= WIDEST_SEPARATE or torch.compiler.is_compiling():
+            return False
+        return bool(v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride())
+    except (AttributeError, IndexError, RuntimeError):  # no tensors, or without memory
+        return False
 
 
 def _seqlens(t: checks.Tensors) -> Tensor | None:

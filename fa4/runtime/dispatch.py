@@ -44,8 +44,8 @@ class HeadDims:
     def __str__(self) -> str:
         if self.largest is None:
             return "any"
-        rule = f"multiples of {self.multiple} up to {self.largest}"
-        return rule + "".join(f", ({d}, {dv})" for d, dv in self.pairs)
+        rule = [f"multiples of {self.multiple} up to {self.largest}"] if self.largest else []
+        return ", ".join([*rule, *(f"({d}, {dv})" for d, dv in self.pairs)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,18 @@ def _sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
         yield f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)"
 
 
+@_limit("a v that is not the memory of k's first columns, as in a cache of latents", Feature.HEAD_DIM_V)
+def _latent_limits(spec: AttentionSpec) -> Iterator[str]:
+    if not spec.v_in_k:
+        yield "lacks a v that is not the memory of k's first columns"
+
+
+@_limit("pages of a size that is no multiple of 8, or with cache_leftpad", Feature.PAGES)
+def _scattered_limits(spec: AttentionSpec) -> Iterator[str]:
+    if spec.cache is not None and spec.cache.is_scattered:
+        yield "lacks single rows of pages (has pages of multiples of 8 rows, without cache_leftpad)"
+
+
 @_limit("dropout_p above head_dim 128", Feature.DROPOUT)
 def _sm90_dropout_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its random words would spill registers
@@ -206,6 +218,15 @@ _SM100 = replace(
     limits=(*_LIMITS, _sm100_page_limits),
 )
 
+_SM90_LATENT = replace(
+    _SM90,
+    summary="the same, the forward of latent attention",
+    head_dims=HeadDims(largest=0, pairs=((576, 512), (512, 512))),
+    features=_SM90.features - MODS - _BACKWARD_FEATURES - {Feature.CACHE_8BIT},
+    module="fa4.sm90.latent.plan",
+    limits=(_latent_limits, _scattered_limits),
+)
+
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     _SM100,
@@ -216,6 +237,7 @@ BACKENDS: tuple[Backend, ...] = (
         summary="the same, without functions and masks of callers",
         features=_SM90.features - MODS | {Feature.DROPOUT},
     ),
+    _SM90_LATENT,
     _SM80,
     Backend(
         name="torch",

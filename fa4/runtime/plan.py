@@ -85,9 +85,9 @@ class Plan:
 
 class ForwardBackwardPlan(Plan):
     """Plan with separate forward and backward objects, made from (spec, extent, chip, tiles), with a method `launch`
-    and a text. Tiles passed here replace the table rows, for tuning."""
+    and a text; None for no backward. Tiles passed here replace the table rows, for tuning."""
 
-    directions: tuple[Callable[..., Any], Callable[..., Any]]
+    directions: tuple[Callable[..., Any], Callable[..., Any] | None]
 
     def __init__(
         self,
@@ -100,10 +100,12 @@ class ForwardBackwardPlan(Plan):
         super().__init__(spec, extent, chip)
         forward, backward = self.directions
         self._forward = forward(spec, extent, chip, forward_tiles)
-        self._backward = backward(spec, extent, chip, backward_tiles)
         self.splits = self._forward.splits
         # Bind the methods directly: one Python frame less at each call.
-        self.forward, self.backward = self._forward.launch, self._backward.launch  # type: ignore[method-assign]
+        self.forward = self._forward.launch  # type: ignore[method-assign]
+        if backward is not None:
+            self._backward = backward(spec, extent, chip, backward_tiles)
+            self.backward = self._backward.launch  # type: ignore[method-assign]
 
     def compile_forward(self) -> None:
         self._forward.compile()

@@ -113,6 +113,7 @@ class AttentionSpec:
     cache: CacheSpec | None = None
     num_splits: int = 0
     batch_invariant: bool = False
+    v_in_k: bool = False
 
     @staticmethod
     def of(
@@ -234,7 +235,8 @@ class Flags(NamedTuple):
     `fa4.torch_ops.ops` derives the operator's schema from the fields of `AttentionInputs` and these, in their order.
 
     num_splits: parts to split the keys into (split-KV); 0 leaves it to the backend. batch_invariant: the results of a
-    sequence depend on no other sequence of the batch, bitwise.
+    sequence depend on no other sequence of the batch, bitwise. v_in_k: v is the memory of k's first columns, as in a
+    cache of latents.
     """
 
     softmax_scale: float
@@ -246,6 +248,7 @@ class Flags(NamedTuple):
     backend: str = "auto"
     num_splits: int = 0
     batch_invariant: bool = False
+    v_in_k: bool = False
     scales: Tensor | None = None
     """softmax_scale and softcap as float64 in host memory, for compiled code where they may change from call to call.
     The fields of these names then only tell whether there is a softcap."""

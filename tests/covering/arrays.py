@@ -102,6 +102,15 @@ _INFERENCE = CALLS.without(
 )
 _CACHES = CACHES.without(**_CHIPS)
 _OF_WIDEST = dict(head_dim=WIDEST, head_dim_v=("same", "smaller"))
+_LATENT = dict(
+    head_dim=("512", "576"),
+    head_dim_v=("latent",),
+    pages=("none", "16", "64", "128", "256"),
+    **dict.fromkeys(("score_mod", "mask_mod", "rotary"), ("none",)),
+    bits=("16",),
+    descale=("tensor",),
+    leftpad=("no",),
+)
 _NOT_WIDE = dict(
     head_dim=tuple(x for x in CALLS.factors["head_dim"] if x not in WIDE),
     **{name: CALLS.factors[name][1:] for name in ("score_mod", "captured", "mask_mod", "block_mask")},
@@ -133,6 +142,8 @@ ARRAYS = {
         Array("training-widest", _TRAINING.with_levels(**_OF_WIDEST), 2, backend="sm80"),
         Array("inference-widest", _INFERENCE.with_levels(**_OF_WIDEST), 2, backend="sm80"),
         Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backend="sm80"),
+        # Hopper's latent forward loads a cache's rows once, as K and as V.
+        Array("caches-latent", _CACHES.with_levels(**_LATENT), 2, backend="sm90"),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

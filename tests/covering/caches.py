@@ -125,6 +125,7 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
         batch_idx=row["batch_idx"] == "yes",
         fp8=row["descale"] if is_bytes else None,
         int8=row["bits"] == "int8",
+        in_k=row["head_dim_v"] == "latent",
         **rotary,
         **window,
     )

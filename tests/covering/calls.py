@@ -40,6 +40,8 @@ def head_dims(row: Row, draw: random.Random, multiple: int = 8) -> tuple[int, in
     head_dim = draw.choice(choices)
     if kind_v == "same":
         return head_dim, head_dim
+    if kind_v == "latent":
+        return head_dim, 512
     if kind_v == "larger":
         larger = [d for d in (64, 96, 128) if d > head_dim]
         return head_dim, draw.choice(larger) if larger else head_dim + 8

@@ -242,6 +242,8 @@ CACHES = Model(
         _no("rotation is of new rows", rotary=("interleaved", "halves", "seqlens"), append="none"),
         _no("there are no rows to append to an empty place", lengths="full", append=("rows", "packed")),
         _no("8-bit numbers of multiples of 16", bits=("fp8", "int8"), head_dim="odd"),
+        _no("new rows would be written twice", "are the same memory", head_dim="512", head_dim_v="latent",
+            append=("rows", "packed")),
     ),
     {
         "sm80": _CACHES_OF_ALL,

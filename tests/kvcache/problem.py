@@ -51,6 +51,7 @@ class CacheCase:
     shared: int = 0  # pages at the front that all sequences share
     fp8: str | None = None  # descales: "tensor", "heads", "a head of zeros" or "both" (of sequences and heads)
     int8: bool = False  # instead of e4m3
+    in_k: bool = False  # v_cache is the memory of k_cache's first columns
 
     def __str__(self) -> str:
         return self.name
@@ -99,7 +100,10 @@ class Built:
 
     def call(self, **changes) -> tuple[Tensor, Tensor]:
         """(out, lse), packed; caches are copied first."""
-        self.ran = self.arguments | {name: self.arguments[name].clone() for name in ("k_cache", "v_cache")} | changes
+        caches = {name: self.arguments[name].clone() for name in ("k_cache", "v_cache")}
+        self.ran = self.arguments | caches | changes
+        if self.case.in_k:
+            self.ran["v_cache"] = self.ran["k_cache"][..., : self.case.head_dim_v]
         out, lse = fa4.flash_attn_with_kvcache(**self.ran, return_lse=True)
         if out.ndim == 4:
             out, lse = out.flatten(0, 1), lse.transpose(0, 1).flatten(1)
@@ -147,6 +151,8 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
     generator = torch.Generator().manual_seed(seed + 1)
     inputs, queries, new = problem.inputs, case.of_each(case.queries), case.of_each(case.new)
     pads = case.leftpad or (0,) * case.batch
+    if case.in_k:
+        inputs = inputs._replace(v=inputs.k[..., : case.head_dim_v])
     q, k, v = (x.clone() for x in inputs[:3])
     given_q, given_k = q.clone(), k.clone()
     arguments: dict[str, Any] = {}

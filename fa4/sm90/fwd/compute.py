@@ -13,6 +13,7 @@ Signals: load_compute_Q.free, load_compute_K.free, load_compute_V.free; of 8-bit
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -24,6 +25,7 @@ from ...core.sequence import sequence_matrix
 from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.device.rows import is_written, query_of, result, row_coord_of
 from ...fwd.device.work import Work
+from ...fwd.launch import ForwardContext
 from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
@@ -88,7 +90,7 @@ def compute(context: Sm90ForwardContext):
             v = last_block(consumer, v, has_o)
             norms = softmax.finish(work, consumer.first_row(work))
             if const_expr(cfg.out_store is OutStore.DIRECT):
-                out_to_global(context, work, consumer, norms)
+                out_to_global(context, work, consumer, norms, 0, cfg.head_dim_v)
             else:
                 out_to_smem(context, consumer, norms)
                 store_out(context, work, consumer)
@@ -327,15 +329,23 @@ def store_out(context: Sm90ForwardContext, work: Work, consumer: ForwardConsumer
 
 
 @cute.jit
-def out_to_global(context: Sm90ForwardContext, work: Work, consumer: ForwardConsumer, norms: list[Float32]):
-    """Store this warp's rows of O, normalised, from registers to global memory."""
+def out_to_global(
+    context: ForwardContext,
+    work: Work,
+    consumer: Any,
+    norms: list[Float32],
+    first: cutlass.Constexpr[int],
+    columns: cutlass.Constexpr[int],
+):
+    """Store this warp's rows of O, normalised, from registers to global memory. consumer: has `o`, the first of whose
+    `columns` is column `first` of the output, and `first_row`."""
     cfg, first_row = context.cfg, consumer.first_row(work)
     out = result(context, "out", work)
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
         if is_written(cfg, work, row):
-            ptr = out.iterator + cute.crd2idx((row_coord_of(cfg, row), first_column()), out.layout)
-            indices = row_registers(cfg.head_dim_v, r)
+            ptr = out.iterator + cute.crd2idx((row_coord_of(cfg, row), first + first_column()), out.layout)
+            indices = row_registers(columns, r)
             for i in cutlass.range_constexpr(0, len(indices), 2):
                 pair = [consumer.o[index] * norms[r] for index in indices[i : i + 2]]
                 if const_expr(cfg.has_seqused_q):  # a row without data may hold anything, NaN included
@@ -351,7 +361,7 @@ def wait_stores_read() -> None:
 
 
 @cute.jit
-def zeros_to_global(context: Sm90ForwardContext, work: Work, consumer: ForwardConsumer):
+def zeros_to_global(context: ForwardContext, work: Work, consumer: Any):
     """Store zeros as O of rows that see no key."""
     cfg, first_row = context.cfg, consumer.first_row(work)
     out = result(context, "out", work)

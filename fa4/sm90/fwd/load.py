@@ -11,6 +11,8 @@ does not wait for the end of a work tile: it loads the next K and Q while the co
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8, const_expr
@@ -74,7 +76,7 @@ def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor)
     # All loads are consumed before the CTA ends: compute waits for the products that read them.
 
 
-def load_q(context: Sm90ForwardContext, work: Work, consumer: int, cursor: Cursor):
+def load_q(context: Any, work: Work, consumer: int, cursor: Cursor):
     """Load one consumer's rows of Q."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait()
@@ -84,7 +86,7 @@ def load_q(context: Sm90ForwardContext, work: Work, consumer: int, cursor: Curso
     tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, consumer), ptr, cursor.barrier())
 
 
-def load_block(context: Sm90ForwardContext, name: str, work: Work, block: Int32, cursor: Cursor):
+def load_block(context: Any, name: str, work: Work, block: Int32, cursor: Cursor):
     """Load a block of K ("k") or V ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)

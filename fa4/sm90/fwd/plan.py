@@ -73,9 +73,14 @@ def packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) 
     if spec.has_blocks:
         return 1  # query heads may have blocks of their own
     if tiles.consumers == 1:
-        return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
+        return packed_heads_of_one(spec)
     is_short = 2 * extent.max_seqlen_q <= tiles.consumers * ROWS
     return math.gcd(spec.group, ROWS_PER_WARP) if is_short else 1
+
+
+def packed_heads_of_one(spec: AttentionSpec) -> int:
+    """Return the query heads per tile of 64 rows."""
+    return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
 
 
 def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:

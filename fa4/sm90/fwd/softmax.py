@@ -20,6 +20,7 @@ from ...core.vec_io import pack_half
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.device.scales import Scales
 from ...fwd.device.work import Work
+from ...fwd.launch import ForwardContext
 from ..fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,
@@ -28,7 +29,6 @@ from ..fragment import (
     row_in_warp,
     row_registers,
 )
-from .config import Sm90ForwardContext
 
 CHAINS = 4  # independent chains of a row's maximum and sum, to hide latency
 
@@ -52,7 +52,7 @@ class Softmax(Constant):
     `row_max_scaled`. first, stop: the row sees keys first <= key < stop.
     """
 
-    def __init__(self, context: Sm90ForwardContext):
+    def __init__(self, context: ForwardContext):
         self.context = context
         self.row_max_scaled, self.total, self.row_max, self.factor = (
             cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(4)
@@ -142,8 +142,9 @@ class Softmax(Constant):
         firsts = [columns_below(self.first[r] - first_key) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
         return [apply_mask(x, firsts[r], columns_below(self.stop[r] - first_key)) for r, x in enumerate(rows)]
 
-    def finish(self, work: Work, first_row: Int32) -> list[Float32]:
-        """Write each row's log-sum-exp. Returns the factors that normalise O; 0 for a row without keys or data."""
+    def finish(self, work: Work, first_row: Int32, writes_lse: bool = True) -> list[Float32]:
+        """Write each row's log-sum-exp, unless another warpgroup does. Returns the factors that normalise O; 0 for a row
+        without keys or data."""
         norms = []
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
@@ -152,7 +153,8 @@ class Softmax(Constant):
             largest_p = cute.math.exp2(row_max * self.scales.log2 - self.row_max_scaled[r], fastmath=True)
             query = query_of(self.context.cfg, row)
             norm, lse = normalise(self.context, work, row, query, self.row_max_scaled[r], total, largest_p)
-            write_lse(self.context, work, row, lse)
+            if writes_lse:
+                write_lse(self.context, work, row, lse)
             factors = (None if self.dropout is None else self.dropout.scale, self.scales.v_descale)
             norms.append(functools.reduce(lambda a, b: a if b is None else a * b, factors, norm))
         return norms
@@ -210,7 +212,7 @@ def reduce_in_chains(values: list[Float32], combine) -> Float32:
 
 
 @cute.jit
-def write_lse(context: Sm90ForwardContext, work: Work, row: Int32, lse: Float32):
+def write_lse(context: ForwardContext, work: Work, row: Int32, lse: Float32):
     """Write log-sum-exp of a row, if the row exists; one of the four threads of the row writes."""
     if is_written(context.cfg, work, row) and cute.arch.lane_idx() % LANES_PER_ROW == 0:
         matrix = result(context, "lse", work)

@@ -1,0 +1,1 @@
+"""Hopper forward of latent attention (MLA): V is the first columns of K."""

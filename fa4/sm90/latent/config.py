@@ -1,0 +1,86 @@
+"""Compile-time configuration of the latent forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...fwd.launch import ForwardContext
+from ...fwd.variant import ForwardVariant, OutStore
+from ...pipeline.smem import Tile
+from ..wgmma import ROWS, Major, SmemOperand, Wgmma
+
+HALVES = 2  # warpgroups that compute; each has half of the columns of O
+STAGES = 4  # key blocks in shared memory: two whose products with P run, one whose scores are computed, one on its way
+TILE_N = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig(ForwardVariant):
+    """The fields are the compile key. A work tile has 64 rows; V has whole panels of columns for each half."""
+
+    ctas: ClassVar[int] = 1
+    tma_ctas: ClassVar[int] = 1
+    consumers: ClassVar[int] = 1  # that share a tile's rows, see `row_tile`
+    persistent: ClassVar[bool] = False
+    has_packed_order: ClassVar[bool] = False
+    seq_bounded_q: ClassVar[bool] = False
+    out_store: ClassVar[OutStore] = OutStore.DIRECT
+    loads_v: ClassVar[bool] = False
+
+    @property
+    def rows(self) -> int:
+        return ROWS
+
+    @property
+    def seq_bounded_o(self) -> bool:
+        return self.varlen
+
+    def sharers(self, name: str) -> int:
+        return 1
+
+    @property
+    def q_tile(self) -> Tile:
+        return Tile(ROWS, self.head_dim, slots=self.q_slots)
+
+    @property
+    def q_step(self) -> int:
+        return self.q_tile.nbytes
+
+    @property
+    def k_tile(self) -> Tile:
+        return Tile(self.tile_n, self.head_dim, pieces=self.pieces)
+
+    @property
+    def v_tile(self) -> Tile:
+        return self.k_tile
+
+    @property
+    def p_tile(self) -> Tile:
+        """P of two key blocks, side by side in one panel."""
+        return Tile(ROWS, HALVES * self.tile_n)
+
+    @property
+    def half_columns(self) -> int:
+        """Columns of O of a warpgroup."""
+        return self.head_dim_v // HALVES
+
+    @property
+    def qk(self) -> Wgmma:
+        """S = Q K^T."""
+        q = SmemOperand(self.q_tile, Major.K)
+        k = SmemOperand(Tile(self.tile_n, self.head_dim), Major.K, STAGES, self.k_tile.nbytes)
+        return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=k, a=q)
+
+    @property
+    def pv(self) -> Wgmma:
+        """O += P V, for half of the columns; P from shared memory."""
+        v = SmemOperand(Tile(self.tile_n, self.head_dim), Major.MN, STAGES, self.k_tile.nbytes)
+        return Wgmma(self.dtype, n=self.half_columns, k=self.tile_n, b=v, a=SmemOperand(self.p_tile, Major.K))
+
+
+@dataclass(frozen=True, slots=True)
+class LatentContext(ForwardContext):
+    """Arguments of a role's body."""
+
+    cfg: LatentConfig

@@ -1,0 +1,57 @@
+"""Plan of the latent forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.variant import Variant
+from ...fwd import plan as forward
+from ...fwd.plan import LaunchSizes, Scalars
+from ...fwd.splits import blocks_of_part, choose_splits
+from ...fwd.variant import padded_heads_of
+from ...runtime import plan
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionSpec, ProblemSize
+from ..fwd.plan import packed_heads_of_one
+from ..wgmma import ROWS
+from .config import TILE_N, LatentConfig
+from .kernel import KERNEL
+
+RESCALE_THRESHOLD = 8.0
+
+
+class LatentForward(forward.ForwardDirection[LatentConfig]):
+    """Forward plan on sm_90 for a V that is the first columns of K."""
+
+    kernel = KERNEL
+
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Any = None) -> None:
+        packed = packed_heads_of_one(spec)
+        tiles_of_pair = -(-extent.max_seqlen_q * padded_heads_of(packed) // ROWS)
+        count = tiles_of_pair * (spec.heads_q // packed) * extent.batch
+        self.splits = choose_splits(spec, count, extent.max_seqlen_k, TILE_N, chip.sms)
+        split = self.splits > 1
+        fields = Variant.fields(spec)
+        fields["has_sink"] &= not split  # the combine kernel adds it
+        cfg = LatentConfig(
+            **fields,
+            tile_n=TILE_N,
+            rescale_threshold=RESCALE_THRESHOLD,
+            smem_bytes=chip.smem_per_block,
+            packed_heads=packed,
+            split=split,
+            fixed_parts=split and spec.batch_invariant,
+        )
+        part_blocks = blocks_of_part(extent.max_seqlen_k, TILE_N, self.splits)
+        sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, 1, self.splits, chip.sms, part_blocks)
+        super().__init__(chip, cfg, Scalars.of(spec), sizes)
+
+    def __str__(self) -> str:
+        parts = f", keys in {self.splits} parts" if self.splits > 1 else ""
+        return f"forward of latents: {ROWS} x {TILE_N}, {self.cfg.packed_heads} heads packed{parts}"
+
+
+class Plan(plan.ForwardBackwardPlan):
+    """Plan of a problem with a V that is the first columns of K."""
+
+    directions = LatentForward, None

@@ -1,0 +1,123 @@
+"""Hopper's latent forward on the emulated chip, against the oracle; when it is chosen, and what it leaves to others."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+
+from warpcheck.machine import SCHEDULES
+
+import fa4
+from fa4.emulator import emulate
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
+from tests.kvcache.problem import CacheCase, build
+
+# Blocks have 32 keys; the even ones are one warpgroup's. All rows of a sequence's queries and heads fill tiles of 64.
+LATENT = dict(head_dim=576, head_dim_v=512, in_k=True)
+CASES = (
+    CacheCase("one_block", (20, 32, 1), heads_q=16, **LATENT),
+    CacheCase("two_blocks", (33, 64), queries=2, heads_q=16, page_size=64, **LATENT),
+    CacheCase("odd_and_even_blocks", (150, 0, 97, 128), heads_q=8, page_size=16, sink=True, **LATENT),
+    CacheCase("many_heads", (70, 140), heads_q=128, page_size=64, dtype=torch.float16, **LATENT),
+    CacheCase("padded_heads", (100,), queries=20, heads_q=5, causal=True, softcap=5.0, **LATENT),
+    CacheCase("packed_window", (90, 130), queries=(3, 7), heads_q=16, window_size=(50, 0), page_size=8, **LATENT),
+    CacheCase("appended", (61, 0), queries=4, new=4, heads_q=16, page_size=64, **LATENT),
+    CacheCase("no_rope", (90, 40), heads_q=16, head_dim=512, head_dim_v=512, in_k=True),
+)
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case, seed):
+    built = build(case, seed)
+    for schedule in random.Random(seed).sample(SCHEDULES, 2):
+        with emulate("sm_90a", sms=4, seed=seed, schedule=schedule):
+            result = built.call(backend="sm90")
+        built.assert_right(result, f"{schedule}, seed {seed}")
+
+
+@pytest.mark.parametrize("splits", [3, pytest.param(7, marks=pytest.mark.soak)])
+def test_parts_of_the_keys(splits, seed):
+    """More parts than one sequence has blocks."""
+    built = build(CacheCase("parts", (200, 31, 0), capacity=240, heads_q=16, page_size=64, sink=True, **LATENT), seed)
+    with emulate("sm_90a", sms=8, seed=seed, schedule="adversarial"):
+        result = built.call(backend="sm90", num_splits=splits)
+    built.assert_right(result, f"seed {seed}")
+
+
+def test_maxima_that_grow_from_block_to_block(seed):
+    """Keys are visited from the last to the first. Each block's largest score is far above that of the block before, so
+    that each warpgroup rescales O for its own blocks and for the other's."""
+    built = build(CacheCase("growing", (230,), capacity=256, heads_q=16, page_size=64, **LATENT), seed)
+    k, i = built.arguments["k_cache"], built.problem.inputs
+    factor = torch.linspace(30, 1, 230).view(-1, 1, 1)
+    grown = (i.k.float() * factor).to(i.k.dtype)
+    table = built.arguments["page_table"][0]
+    for row in range(230):
+        k[table[row // 64], row % 64] = grown[row]
+    built.problem = dataclasses.replace(built.problem, inputs=i._replace(k=grown, v=grown[..., :512]))
+    built.after = k.clone(), k[..., :512].clone()
+    with emulate("sm_90a", sms=2, seed=seed, schedule="random"):
+        result = built.call(backend="sm90")
+    built.assert_right(result, f"seed {seed}")
+
+
+SPEC = AttentionSpec(
+    torch.bfloat16,
+    576,
+    512,
+    128,
+    1,
+    0.1,
+    window_right=0,
+    has_seqused_k=True,
+    cache=CacheSpec(page_size=64),
+    v_in_k=True,
+)
+
+
+@pytest.mark.parametrize(
+    "changes, chosen",
+    [
+        ({}, "sm90"),
+        (dict(v_in_k=False), "sm80"),
+        (dict(head_dim_v=256), "sm80"),
+        (dict(cache=CacheSpec(page_size=1)), "sm80"),
+        (dict(cache=CacheSpec(page_size=64, has_leftpad=True)), "sm80"),
+        (dict(cache=CacheSpec(page_size=64, dtype=torch.int8)), "sm80"),
+        (dict(cache=None), "sm90"),
+    ],
+    ids=str,
+)
+def test_what_it_takes(changes, chosen):
+    spec = dataclasses.replace(SPEC, **changes)
+    assert dispatch.select(spec, chip_by_number(90)).name == chosen
+    assert dispatch.select(spec, chip_by_number(100)).name == "sm80"
+
+
+def test_it_says_what_it_waits_for():
+    plan = dispatch.plan(SPEC, ProblemSize(4, 1, 1 << 15), chip_by_number(90))
+    assert "64 x 32, 64 heads packed, keys in" in plan.describe()
+    assert plan.progress == "forward: a CTA waits for no other CTA"
+
+
+def test_a_view_of_the_cache_is_recognised(seed):
+    """By the caller's tensors: the memory of k_cache's first columns, not a copy of them."""
+    built = build(CacheCase("view", (70,), heads_q=16, page_size=64, **LATENT), seed)
+    arguments = built.arguments | dict(backend="sm90")
+    with emulate("sm_90a", sms=2, seed=seed):
+        assert fa4.flash_attn_with_kvcache(**arguments | _caches(arguments)).shape == (1, 1, 16, 512)
+        for _ in range(3):  # whatever call was the last
+            with pytest.raises(ValueError, match="lacks a v that is not the memory of k's first columns"):
+                fa4.flash_attn_with_kvcache(**arguments | dict(v_cache=arguments["k_cache"][..., :512].clone()))
+            assert fa4.flash_attn_with_kvcache(**arguments | _caches(arguments)).shape == (1, 1, 16, 512)
+
+
+def _caches(arguments):
+    return dict(v_cache=arguments["k_cache"][..., :512])
