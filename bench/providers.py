@@ -30,7 +30,7 @@ class Provider:
 
 def _fa4(**flags) -> Callable[[BenchCase], Attention]:
     def build(case: BenchCase) -> Attention:
-        if case.page_size is not None or case.fp8:
+        if case.page_size is not None or case.fp8 or case.v_in_k:
             return _in_cache(case, **flags)
         return functools.partial(fa4.flash_attn_func, causal=case.causal, **flags)
 
@@ -46,6 +46,8 @@ def _in_cache(case: BenchCase, **flags) -> Attention:
             table, seqlens = None, torch.full((case.batch,), case.seqlen_k, dtype=torch.int32, device=k.device)
             if case.page_size is not None:
                 k, v, table, seqlens = paged(k, v, case.page_size)
+            if case.v_in_k:
+                v = k[..., : case.head_dim_v]
             descales = None, None
             if case.fp8:
                 k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)

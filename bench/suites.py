@@ -15,7 +15,7 @@ HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 @dataclass(frozen=True, slots=True)
 class BenchCase:
     """One shape in one direction ("fwd" or "bwd"). page_size: rows of a page, if keys and values lie in pages. fp8:
-    these are a cache of 8-bit numbers."""
+    these are a cache of 8-bit numbers. v_in_k: v is the memory of k's first columns, as in a cache of latents (MLA)."""
 
     direction: str
     batch: int
@@ -29,6 +29,7 @@ class BenchCase:
     dtype: str = "bfloat16"
     page_size: int | None = None
     fp8: bool = False
+    v_in_k: bool = False
 
     @property
     def label(self) -> str:
@@ -38,6 +39,7 @@ class BenchCase:
         mask = "causal" if self.causal else "full"
         pages = "" if self.page_size is None else f" pages of {self.page_size}"
         cache = " fp8 cache" if self.fp8 else ""
+        cache += " latents" if self.v_in_k else ""
         return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}{cache}{pages}"
 
     @property
@@ -53,9 +55,11 @@ class BenchCase:
     def nbytes(self) -> int:
         """Of a forward's q, k, v and out, each once."""
         columns = self.head_dim + self.head_dim_v
+        of_keys = self.head_dim if self.v_in_k else columns
         size = 2 if self.dtype == "bfloat16" else 4
         of_cache = 1 if self.fp8 else size
-        return self.batch * columns * (size * self.seqlen_q * self.heads_q + of_cache * self.seqlen_k * self.heads_kv)
+        of_queries = size * columns * self.seqlen_q * self.heads_q
+        return self.batch * (of_queries + of_cache * of_keys * self.seqlen_k * self.heads_kv)
 
     @property
     def reads_memory(self) -> bool:
@@ -74,6 +78,8 @@ def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tens
     q = normal(case.seqlen_q, case.heads_q, case.head_dim)
     k = normal(case.seqlen_k, case.heads_kv, case.head_dim)
     v = normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
+    if case.v_in_k:
+        v = k[..., : case.head_dim_v]
     if case.fp8:
         k, v = (x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v))
     dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)
@@ -101,6 +107,11 @@ def square(direction: str, seqlen: int, head_dim: int, causal: bool, *, tokens: 
 
 def _decode(seqlen_k: int, batch: int, heads_q: int = 32, head_dim: int = 128, **rest) -> BenchCase:
     return BenchCase("fwd", batch, 1, seqlen_k, heads_q, 8, head_dim, head_dim, True, **rest)
+
+
+def _latents(seqlen_k: int, batch: int, heads: int, rows: int = 1) -> BenchCase:
+    """Decoding of absorbed latent attention, with DeepSeek's widths."""
+    return BenchCase("fwd", batch, rows, seqlen_k, heads, 1, 576, 512, True, page_size=64, v_in_k=True)
 
 
 _LARGEST_CACHE = 20 << 30  # bytes
@@ -188,6 +199,20 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         ),
     ),
     "hopper": _hopper(),
+    "wide": (
+        *_squares((1024, 4096, 16384), (256, 512)),
+        *_squares((4096,), (192, 320), heads=8),
+        *_squares((4096,), (512,), heads=16, heads_kv=4),
+    ),
+    "mla": (
+        *(
+            _latents(seqlen_k, batch, heads)
+            for heads in (16, 64, 128)
+            for seqlen_k, batch in ((131072, 1), (32768, 8), (32768, 32), (8192, 128))
+        ),
+        *(_latents(8192, 64, 128, rows) for rows in (1, 2, 4)),
+        *_squares((4096,), (576,), heads=32, heads_kv=1, head_dim_v=512),
+    ),
     "cpu": _CPU,
     "tiny": tuple(  # seconds on any CPU: shows that checks, rows and plots work
         BenchCase(direction, 1, seqlen, seqlen, 2, 2, 64, 64, True, "float32")

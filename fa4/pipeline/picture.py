@@ -23,18 +23,22 @@ PAGES = {  # kernel: (head_dim, is causal, roles that write results) of each con
     "sm100.bwd.wide": ((256, False, ("compute",)),),
     "sm90.fwd": ((128, True, ("compute",)),),
     "sm90.bwd": ((128, True, ("compute", "reduce")), (256, True, ("dV", "dK"))),
+    "sm90.latent": ((576, True, ("even", "odd")),),
 }
+LATENT_COLUMNS = 512  # of V
 BETWEEN = "\n\n### The wide kernel\n\nFor bf16, d = 256, causal: CTA pairs and a deterministic order.\n\n"
 
 
 def tables(name: str) -> str:
     """Return the text between the marks in the page of a kernel: bf16, 16 heads, 4k tokens."""
     backend, direction = name.split(".")[:2]
-    module = importlib.import_module(f"fa4.{name}.kernel")
-    directions, pages = importlib.import_module(f"fa4.{backend}.plan").Plan.directions, []
+    module, is_latent = importlib.import_module(f"fa4.{name}.kernel"), direction == "latent"
+    plans, pages = importlib.import_module(f"fa4.{name if is_latent else backend}.plan"), []
+    directions = plans.Plan.directions
     for head_dim, is_causal, output_roles in PAGES[name]:
+        dims, heads = (head_dim, LATENT_COLUMNS if is_latent else head_dim), (16, 1 if is_latent else 16)
         window_right = 0 if is_causal else None
-        spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, 16, 16, head_dim**-0.5, window_right=window_right)
+        spec = AttentionSpec(torch.bfloat16, *dims, *heads, head_dim**-0.5, window_right=window_right)
         made = directions[direction == "bwd"](spec, ProblemSize(4, 4096, 4096), chip_by_number(int(backend[2:])))
         cfg = made.config(has_dlse=False) if direction == "bwd" else made.cfg
         memories = [module.tmem_map(cfg).table()] if hasattr(module, "tmem_map") else []

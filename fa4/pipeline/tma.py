@@ -105,16 +105,17 @@ def tma_load(
     pointer: cute.Pointer,
     barrier: cute.Pointer,
     rank: Int32 | int = 0,
+    panels: slice = slice(None),
 ) -> None:
-    """Whole warp: start loading one tile; `barrier` counts its `tile.nbytes` bytes. Rows and columns outside the tensor
-    become zeros.
+    """Whole warp: start loading one tile, or these of its panels; `barrier` counts its `tile.nbytes` bytes. Rows and
+    columns outside the tensor become zeros.
 
     With multicast, CTA `rank` loads its share into all CTAs at the same shared-memory address. The barrier at the same
     address in each CTA counts the share's bytes; `row_tile` counts shares. With pieces, `rank` is the piece's position
     in the tile, and `row_tile` counts pieces.
     """
     extra = {} if tma.multicast == 1 else {"mcast_mask": Int16((1 << tma.multicast) - 1)}
-    for shared, glob in tma_panels(tma, matrix, row_tile, pointer, rank):
+    for shared, glob in tma_panels(tma, matrix, row_tile, pointer, rank)[panels]:
         cute.copy(tma.atom, glob, shared, tma_bar_ptr=barrier, **extra)
 
 

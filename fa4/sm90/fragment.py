@@ -39,13 +39,13 @@ def row_registers(n: int, r: int) -> list[int]:
     return [4 * pair + 2 * r + i for pair in range(n // 8) for i in range(2)]
 
 
-def store_matrices(address: Int32, tile: Tile, packed: list[Int32], column: int = 0) -> None:
+def store_matrices(address: Int32, tile: Tile, packed: list[Int32]) -> None:
     """Whole warp: store its 16 rows of an accumulator, rounded to 16 bits, to a panelled tile.
 
     address: shared-memory address of the warp's first row, a multiple of 1024. packed: one 32-bit register for each
-    column pair and row, from `pack_pairs`. column: of the tile, where the accumulator's first goes; a multiple of 16.
+    column pair and row, from `pack_pairs`.
     """
-    for i, row_address in enumerate(_matrix_row_addresses(address, tile, len(packed), column)):
+    for i, row_address in enumerate(_matrix_row_addresses(address, tile, len(packed))):
         quad = packed[4 * i : 4 * i + 4]
         registers = ", ".join(f"{{$r{i + 1}}}" for i in range(len(quad)))
         cute.arch.inline_ptx(
@@ -67,13 +67,13 @@ def load_matrices(address: Int32, tile: Tile, count: int) -> list[Int32]:
     return packed
 
 
-def _matrix_row_addresses(address: Int32, tile: Tile, count: int, column: int = 0) -> list[Int32]:
+def _matrix_row_addresses(address: Int32, tile: Tile, count: int) -> list[Int32]:
     """Return, for each four of a thread's `count` registers, the address of the matrix row that its lane names: row l %
     8 of matrix l / 8 for lane l. Matrices are (upper, lower) rows of 8 columns, then of the next 8."""
     lane = cute.arch.lane_idx()
     row, right = lane % 8 + lane // 8 % 2 * 8, lane // 16
     own = Int32(address) + row * PANEL_ROW_BYTES + ((right ^ (row & 7)) << 4)
-    split = [divmod(column + 4 * i, tile.panel_columns) for i in range(0, count, 4)]
+    split = [divmod(4 * i, tile.panel_columns) for i in range(0, count, 4)]
     return [(own ^ (column // 8 << 4)) + panel * tile.panel_bytes for panel, column in split]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import Field, MmaF16BF16Op, OperandSource
 
@@ -95,7 +95,7 @@ class Wgmma(Constant):
         return part.make_fragment_B(part.partition_B(self.b.matrix(pointer, self.n)))
 
     def issue(
-        self, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate, steps: range | None = None, a_first: int = 0
+        self, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate, steps: range | None = None, b_first: int = 0
     ) -> None:
         """Whole warpgroup: start D (+)= A B^T and commit it as one wgmma group.
 
@@ -104,13 +104,13 @@ class Wgmma(Constant):
             a: from `a_registers`, or a stage of `a_at`.
             b: a stage of `b_at`.
             accumulate: False overwrites D in the first step; a bool or Boolean.
-            steps: which groups of 16 reduction elements; default: all. a_first: group of A that meets the first of B.
+            steps: which groups of 16 reduction elements; default: all. b_first: group of B that meets the first of A.
         """
         warpgroup.fence()
         atom = cute.make_mma_atom(self._op(self.n))
         atom.set(Field.ACCUMULATE, accumulate)
         for step in range(self.steps) if steps is None else steps:
-            cute.gemm(atom, d, a[None, None, a_first + step], b[None, None, step], d)
+            cute.gemm(atom, d, a[None, None, step], b[None, None, b_first + step], d)
             atom.set(Field.ACCUMULATE, True)
         warpgroup.commit_group()
 
@@ -125,6 +125,14 @@ class Wgmma(Constant):
 def wait(pending: int) -> None:
     """Whole warpgroup: wait until at most `pending` of its latest wgmma groups are unfinished."""
     warpgroup.wait_group(pending)
+
+
+def settle(a: cute.Tensor) -> None:
+    """Write the registers of A here. Without it the compiler may compute some of them between the fence of the next
+    product and the product."""
+    packed = cute.recast_tensor(a, Int32)
+    for i in range(cute.size(packed)):
+        packed[i] = cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[packed[i]])
 
 
 def pin(*values: Float32) -> None:

@@ -39,6 +39,9 @@ LONG = (
     ),
     CacheCase("gemma_2", (1000, 3, 4090), new=1, page_size=16, softcap=50.0, **GEMMA),
     CacheCase("gemma_3_chunk", (1000, 3, 3000), new=300, queries=300, page_size=64, **GEMMA),
+    CacheCase("latent", (1000, 0, 4090), page_size=64, heads_q=16, sink=True, capacity=4096, **LATENT),
+    CacheCase("latent_heads", (5000, 70, 9), queries=3, new=3, page_size=64, heads_q=128, capacity=5120, **LATENT),
+    CacheCase("latent_chunk", (3000, 600), queries=200, page_size=16, heads_q=8, capacity=3200, **LATENT),
     CacheCase("many_fp8", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, head_dim=128, fp8="heads"),
     CacheCase("many", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, heads_kv=1, head_dim=128),
 )

@@ -15,6 +15,7 @@ PAGES = {
     "sm100.bwd.wide": "blackwell-backward-wide.md",
     "sm90.fwd": "hopper-forward.md",
     "sm90.bwd": "hopper-backward.md",
+    "sm90.latent": "hopper-latent.md",
 }
 
 

@@ -103,7 +103,7 @@ def test_what_it_takes(changes, chosen):
 
 def test_it_says_what_it_waits_for():
     plan = dispatch.plan(SPEC, ProblemSize(4, 1, 1 << 15), chip_by_number(90))
-    assert "64 x 32, 64 heads packed, keys in" in plan.describe()
+    assert "64 x 64, 64 heads packed, keys in" in plan.describe()
     assert plan.progress == "forward: a CTA waits for no other CTA"
 
 

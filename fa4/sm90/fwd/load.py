@@ -46,6 +46,7 @@ def load_q_only(context: Sm90ForwardContext, q: list[Cursor]):
         work = queue.tile()
         if work.count > 0:
             for consumer in cutlass.range_constexpr(context.cfg.consumers):
+                q[consumer].wait()
                 load_q(context, work, consumer, q[consumer])
             q = [cursor.next() for cursor in q]
         queue = queue.next()
@@ -63,6 +64,7 @@ def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor)
             load_block(context, "k", work, block_iter.block(start), k)
             k = k.next()
             for consumer in cutlass.range_constexpr(cfg.consumers):
+                q[consumer].wait()
                 load_q(context, work, consumer, q[consumer])
             for i in cutlass.range(work.count - 1, unroll=1):
                 load_block(context, "k", work, block_iter.block(block_iter.ahead(start, i + 1)), k)
@@ -77,9 +79,8 @@ def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor)
 
 
 def load_q(context: Any, work: Work, consumer: int, cursor: Cursor):
-    """Load one consumer's rows of Q."""
+    """Load one consumer's rows of Q into a free stage."""
     cfg, tma = context.cfg, context.tma("q")
-    cursor.wait()
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
     ptr = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
     cursor.expect_tx(tma.tile.nbytes)

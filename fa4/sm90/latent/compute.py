@@ -1,14 +1,18 @@
 """Compute roles, one warpgroup each: scores and softmax of every second key block, half of the columns of O.
 
-At its block n a warpgroup starts S of n, then the products of P with V of the blocks n - 2, its own, and n - 1. The
-softmax of n runs beside them. It begins at the maxima that came with P of n - 1.
+Two blocks are a step. The softmax of the even one runs beside S of the odd one, that of the odd one beside the
+products of both warpgroups with P of the even one. A softmax begins at the maxima that came with the other's P.
 
-Waits:   load_both_Q.full, load_both_KV.full, even_both_P.full, odd_both_P.full; its own P's free
-Signals: load_both_Q.free, load_both_KV.free, even_both_P.free, odd_both_P.free; its own P's full
+Waits:   load_both_Q.full, load_both_left.full, load_both_right.full; even: load_even_tail.full, odd_even_P.full; odd:
+         load_odd_tail.full, even_odd_P.full
+Signals: even: load_both_left.free, even_odd_P.full; odd: load_both_right.free, odd_even_P.full
+
+A block of the other warpgroup needs no wait: its P is there, for which it has been read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cutlass
@@ -17,18 +21,18 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.constant import Constant
 from ...core.fragment_coords import reduce_row
-from ...core.vec_io import bits, load_floats, pack_half, store_vec
+from ...core.vec_io import bits, load_floats, store_vec
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, Lane, consume, produce
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, store_matrices
+from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, load_matrices, row_in_warp, store_matrices
 from ..fwd.compute import out_to_global, rescale, zeros_to_global
-from ..fwd.softmax import Softmax
-from ..wgmma import K_PER_MMA, ROWS, wait
+from ..fwd.softmax import Softmax, pack
+from ..wgmma import K_PER_MMA, ROWS, settle, wait
 from .config import HALVES, LatentContext
 
-SUMS_BARRIER = 1  # barrier 0 is the CTA barrier
+SUMS_BARRIER, TAIL_BARRIER = 1, 2  # barrier 0 is the CTA barrier
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,16 @@ class Member(Constant):
         cfg, smem = context.cfg, context.smem
         self.context, self.cfg, self.half = context, cfg, half
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-        self.qk, self.pv = cfg.qk, cfg.pv
-        k_ptr, p_ptr = smem.pointer("K", cfg.dtype), smem.pointer("P", cfg.dtype)
+        self.qk, self.qk_tail, self.pv, self.pv_of_other = cfg.qk, cfg.qk_tail, cfg.pv, cfg.pv_of_other
+        k_ptr, mine, others = (
+            smem.pointer(name, cfg.dtype)
+            for name in ("K", *(("P even", "P odd") if half == 0 else ("P odd", "P even")))
+        )
         self.q, self.k = self.qk.a_at(smem.pointer("Q", cfg.dtype)), self.qk.b_at(k_ptr)
-        self.p = self.pv.a_at(p_ptr)
+        self.q_tail = self.qk_tail.a_registers() if cfg.has_tail else None
+        self.p, self.p_of_other = self.pv.a_registers(), self.pv_of_other.a_at(others)
         self.v = self.pv.b_at(k_ptr + half * cfg.half_columns * cfg.tile_n)  # a panel has all rows of its columns
-        self.p_rows = p_ptr.toint() + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
+        self.p_rows = mine.toint() + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
         self.o = self.pv.accumulator()
         self.states, self.sums = (RowPairs(smem.pointer(name, Float32)) for name in ("states", "sums"))
         self.softmax = Softmax(context)
@@ -75,13 +83,32 @@ class Member(Constant):
     def first_row(self, work: Work) -> Int32:
         return work.m_block * ROWS + self.warp * ROWS_PER_WARP
 
-    def start_s(self, s: cute.Tensor, kv: Cursor) -> None:
-        self.qk.issue(s, self.q[None, None, None, 0], self.k[None, None, None, kv.stage], False)
+    def load_q_tail(self) -> None:
+        """Load this warp's rows of the tail of Q into registers, before P takes its place."""
+        packed = cute.recast_tensor(self.q_tail, Int32)
+        rows = self.context.smem.address("Q tail") + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
+        for i, pair in enumerate(load_matrices(rows, self.cfg.p_tile, cute.size(packed))):
+            packed[i] = pair
+        both_sync(TAIL_BARRIER)
 
-    def start_o(self, parity: int, kv: Cursor, has_o: Boolean | bool = True) -> None:
-        """Start O += P V of a block of this parity; without `has_o`, O = P V."""
-        first = parity * self.cfg.tile_n // K_PER_MMA
-        self.pv.issue(self.o, self.p[None, None, None, 0], self.v[None, None, None, kv.stage], has_o, a_first=first)
+    def start_s(self, s: cute.Tensor, parts: Sequence[Cursor]) -> None:
+        """Start S = Q K^T of the warpgroup's block, part by part as they arrive."""
+        steps, k = self.cfg.half_columns // K_PER_MMA, self.k[None, None, None, self.half]
+        for i, part in enumerate(parts):
+            part.wait()
+            if i < HALVES:
+                self.qk.issue(s, self.q[None, None, None, 0], k, i > 0, range(i * steps, (i + 1) * steps))
+            else:
+                self.qk_tail.issue(s, self.q_tail, k, True, b_first=HALVES * steps)
+
+    def start_o(self) -> None:
+        """Start O += P V of the warpgroup's block."""
+        self.pv.issue(self.o, self.p, self.v[None, None, None, self.half], True)
+
+    def start_o_of_other(self) -> None:
+        """The same for the block of the other warpgroup."""
+        p, v = self.p_of_other[None, None, None, 0], self.v[None, None, None, 1 - self.half]
+        self.pv_of_other.issue(self.o, p, v, True)
 
     def take_state(self) -> Boolean:
         """Continue from the rows' state after a block of the other warpgroup. Returns True if O must be multiplied by
@@ -94,21 +121,26 @@ class Member(Constant):
             changes.append(factor != 1.0)
         return cute.arch.vote_any_sync(changes[0] | changes[1])
 
-    def softmax_step(self, s: cute.Tensor, work: Work, n: Int32) -> Boolean:
-        """Replace S of the n-th block by P. Returns True if O must be multiplied by the softmax's factor before the
-        block is added."""
+    def softmax_step(self, s: cute.Tensor, work: Work, n: Int32, own: Cursor) -> Boolean:
+        """P of the n-th block, from S, into registers and, with the rows' state after it, to the other warpgroup.
+        Returns True if O must be multiplied by the softmax's factor before the block is added."""
         softmax, block_iter = self.softmax, work.block_iter
         softmax.factor.fill(1.0)
         block = block_iter.block(block_iter.ahead(block_iter.start(), n))
-        return softmax.softmax_step(s, softmax.block_scores(s, block), True)
-
-    def store_p(self, s: cute.Tensor) -> None:
-        """Store P, rounded, and the rows' state after it."""
-        softmax = self.softmax
-        packed: list[Int32] = [pack_half(s[i], s[i + 1], self.cfg.dtype) for i in range(0, cute.size(s), 2)]
-        store_matrices(self.p_rows, self.cfg.p_tile, packed, self.half * self.cfg.tile_n)
+        has_grown = softmax.softmax_step(s, softmax.block_scores(s, block), True)
+        pack(s, self.p)
+        settle(self.p)
+        packed = cute.recast_tensor(self.p, Int32)
+        store_matrices(self.p_rows, self.cfg.p_tile, [packed[i] for i in range(cute.size(packed))])
         state = [(softmax.row_max_scaled[r], softmax.factor[r]) for r in range(ROWS_PER_THREAD)]
         store_pairs(self.states, self.half, self.warp, state)
+        own.arrive()
+        return has_grown
+
+
+def both_sync(barrier: int) -> None:
+    """Sync the threads of both warpgroups."""
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=HALVES * WARPS_PER_WARPGROUP * WARP)
 
 
 @cute.jit
@@ -148,127 +180,86 @@ def run(context: LatentContext, half: cutlass.Constexpr[int]):
 
 @cute.jit
 def attend(member: Member, work: Work):
-    """O and softmax of all key blocks, from last to first. Of the cursors, `s` is at the blocks whose scores are the
-    warpgroup's, `v` at all; `mine` and `other` are at the P of both warpgroups, `own` fills."""
-    half = member.half
-    ends = member.context.ends("odd" if const_expr(half == 1) else "even")
-    p = [ends.even_both_P, ends.odd_both_P]
-    q, v, s = consume(ends.load_both_Q), consume(ends.load_both_KV), consume(ends.load_both_KV, Lane(half, 2))
-    mine, other, own = consume(p[half]), consume(p[1 - half]), produce(p[half])
+    """O and softmax of all key blocks, from last to first."""
+    cfg, half, ends = member.cfg, member.half, member.context.ends(("even", "odd")[member.half])
+    q = consume(ends.load_both_Q)
+    sides = [ends.load_both_left, ends.load_both_right]
+    parts = [consume(end, Lane(half, HALVES)) for end in sides]  # of the warpgroup's blocks
+    if const_expr(cfg.has_tail):
+        parts = [*parts, consume(ends.load_odd_tail if const_expr(half == 1) else ends.load_even_tail)]
+    v = consume(sides[half], Lane(1 - half, HALVES))  # of the other's: to release, so it stays where it is
+    p = [ends.even_odd_P, ends.odd_even_P]
+    other, own = consume(p[1 - half]), produce(p[half])
     q.wait()
-    count = (work.count + 1 - half) // 2  # of the warpgroup's blocks
-    if const_expr(half == 0):
-        s, own = first_block(member, work, s, own)
-    else:
-        s, v, other, own = first_blocks(member, work, count, s, v, other, own)
-    for i in cutlass.range(1, count, unroll=1):
-        s, v, mine, other, own = step(member, work, i, s, v, mine, other, own)
-    if const_expr(half == 0):
-        v, mine = add_own(member, v, mine, Boolean(count > 1))
-        if work.count % 2 == 0:
-            v, other = add_other(member, v, other)
-    else:
-        if count > 0:
-            v, mine = add_own(member, v, mine, Boolean(True))
-            if work.count % 2 == 1:
-                v, other = add_other(member, v, other)
-    q.arrive()
-
-
-def first_block(member: Member, work: Work, s: Cursor, own: Cursor) -> tuple[Cursor, Cursor]:
-    """P of block 0."""
-    scores = member.qk.accumulator()
-    s.wait()
-    member.start_s(scores, s)
-    wait(0)
-    member.softmax_step(scores, work, Int32(0))
-    own.wait()
-    member.store_p(scores)
-    own.arrive()
-    return s.next(), own.next()
-
-
-@cute.jit
-def first_blocks(member: Member, work: Work, count: Int32, s: Cursor, v: Cursor, other: Cursor, own: Cursor):
-    """O of block 0 and P of block 1, if it exists."""
-    if count > 0:
-        scores = member.qk.accumulator()
-        s.wait()
-        member.start_s(scores, s)
-        v.wait()
-        other.wait()
-        member.take_state()
-        member.start_o(0, v, False)
-        wait(1)
-        has_grown = member.softmax_step(scores, work, Int32(1))
-        own.wait()
-        member.store_p(scores)
-        own.arrive()
+    member.o.fill(0.0)
+    if const_expr(cfg.has_tail):
+        member.load_q_tail()
+    for i in cutlass.range(work.count // 2, unroll=1):
+        if const_expr(half == 0):
+            parts, other, own = even_step(member, work, 2 * i, parts, v, other, own)
+        else:
+            parts, other, own = odd_step(member, work, 2 * i + 1, parts, v, other, own)
+    if work.count % 2 == 1:
+        if const_expr(half == 0):
+            start_own(member, work, work.count - 1, parts, own)
+        else:
+            other.wait()
+            rescale(member.o, member.softmax.factor, member.take_state())
+            member.start_o_of_other()
         wait(0)
-        rescale(member.o, member.softmax.factor, has_grown)
-    else:
-        v.wait()
-        other.wait()
-        member.take_state()
-        member.start_o(0, v, False)
-        wait(0)
-    release(v, other)
-    return s.next(), v.next(), other.next(), own.next()
 
 
-def step(
-    member: Member, work: Work, i: Int32, s: Cursor, v: Cursor, mine: Cursor, other: Cursor, own: Cursor
-) -> tuple[Cursor, ...]:
-    """P of the warpgroup's i-th block n, while blocks n - 2 and n - 1 are added to O."""
-    half, scores, following = member.half, member.qk.accumulator(), v.next()
-    s.wait()
-    member.start_s(scores, s)
-    v.wait()
-    mine.wait()
-    member.start_o(half, v, Boolean(True) if half else Boolean(i > 1))
-    following.wait()
+Cursors = tuple[list[Cursor], Cursor, Cursor]
+
+
+def even_step(
+    member: Member, work: Work, n: Int32, parts: list[Cursor], v: Cursor, other: Cursor, own: Cursor
+) -> Cursors:
+    """P of block n; add blocks n and n + 1 to O."""
+    start_own(member, work, n, parts, own)
     other.wait()
     rescale_when_done(member.o, member.softmax.factor, member.take_state())
-    member.start_o(1 - half, following)
-    wait(2)
-    has_grown = member.softmax_step(scores, work, 2 * i + half)
+    member.start_o_of_other()
     wait(1)
-    release(v, mine)
-    own.wait()
-    member.store_p(scores)
-    own.arrive()
+    parts[0].arrive()
     wait(0)
-    release(following, other)
-    rescale(member.o, member.softmax.factor, has_grown)
-    return s.next(), following.next(), mine.next(), other.next(), own.next()
+    release(v)
+    return [part.next() for part in parts], other.next(), own.next()
 
 
-def add_own(member: Member, v: Cursor, mine: Cursor, has_o: Boolean) -> tuple[Cursor, Cursor]:
-    """Add the warpgroup's last block to O."""
-    v.wait()
-    mine.wait()
-    member.start_o(member.half, v, has_o)
+def start_own(member: Member, work: Work, n: Int32, parts: list[Cursor], own: Cursor) -> None:
+    """P of an even block; start adding it to O."""
+    scores = member.qk.accumulator()
+    member.start_s(scores, parts)
     wait(0)
-    release(v, mine)
-    return v.next(), mine.next()
+    rescale(member.o, member.softmax.factor, member.softmax_step(scores, work, n, own))
+    member.start_o()
 
 
-def add_other(member: Member, v: Cursor, other: Cursor) -> tuple[Cursor, Cursor]:
-    """Add the last block, which is the other warpgroup's, to O."""
-    v.wait()
+def odd_step(
+    member: Member, work: Work, n: Int32, parts: list[Cursor], v: Cursor, other: Cursor, own: Cursor
+) -> Cursors:
+    """P of block n; add blocks n - 1 and n to O."""
+    scores = member.qk.accumulator()
+    member.start_s(scores, parts)
     other.wait()
     rescale(member.o, member.softmax.factor, member.take_state())
-    member.start_o(1 - member.half, v)
+    member.start_o_of_other()
+    wait(1)
+    has_grown = member.softmax_step(scores, work, n, own)
     wait(0)
-    release(v, other)
-    return v.next(), other.next()
+    release(v)
+    rescale(member.o, member.softmax.factor, has_grown)
+    member.start_o()
+    wait(0)
+    parts[1].arrive()
+    return [part.next() for part in parts], other.next(), own.next()
 
 
-def release(v: Cursor, p: Cursor) -> None:
-    """Release a key block and its P after its product."""
+def release(v: Cursor) -> None:
+    """Release the warpgroup's part of a block of the other after its product, and with it P and the rows' state."""
+    cute.arch.sync_warp()  # all lanes have read the state
     v.arrive()
-    cute.arch.sync_warp()  # all lanes have read the rows' state
-    p.arrive()
 
 
 def finish(member: Member, work: Work) -> list[Float32]:
@@ -277,7 +268,7 @@ def finish(member: Member, work: Work) -> list[Float32]:
     totals = [reduce_row(softmax.total[r], lambda a, b: a + b) for r in range(ROWS_PER_THREAD)]
     maxima = [reduce_row(softmax.row_max[r], cute.arch.fmax) for r in range(ROWS_PER_THREAD)]
     store_pairs(member.sums, half, warp, list(zip(totals, maxima)))
-    cute.arch.barrier(barrier_id=SUMS_BARRIER, number_of_threads=HALVES * WARPS_PER_WARPGROUP * WARP)
+    both_sync(SUMS_BARRIER)
     is_first = cute.arch.lane_idx() % LANES_PER_ROW == 0
     for r, (total, row_max) in enumerate(member.sums.load(1 - half, warp)):
         softmax.total[r] = Float32(cutlass.select_(is_first, totals[r] + total, Float32(0.0)))  # of four threads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...fwd.launch import ForwardContext
@@ -11,8 +11,8 @@ from ...pipeline.smem import Tile
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 
 HALVES = 2  # warpgroups that compute; each has half of the columns of O
-STAGES = 4  # key blocks in shared memory: two whose products with P run, one whose scores are computed, one on its way
-TILE_N = 32
+STAGES = 2  # key blocks in shared memory: one of each warpgroup
+TILE_N = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,17 @@ class LatentConfig(ForwardVariant):
 
     @property
     def p_tile(self) -> Tile:
-        """P of two key blocks, side by side in one panel."""
-        return Tile(ROWS, HALVES * self.tile_n)
+        return Tile(ROWS, self.tile_n)
+
+    @property
+    def half_panels(self) -> int:
+        """Panels of a key block that are V of one warpgroup; the first are those of V."""
+        return self.half_columns // self.k_tile.panel_columns
+
+    @property
+    def has_tail(self) -> bool:
+        """True if K has a panel that is not V's."""
+        return self.k_tile.panels > HALVES * self.half_panels
 
     @property
     def half_columns(self) -> int:
@@ -67,16 +76,27 @@ class LatentConfig(ForwardVariant):
 
     @property
     def qk(self) -> Wgmma:
-        """S = Q K^T."""
+        """S = Q K^T, with the panels of Q that are in shared memory."""
         q = SmemOperand(self.q_tile, Major.K)
-        k = SmemOperand(Tile(self.tile_n, self.head_dim), Major.K, STAGES, self.k_tile.nbytes)
-        return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=k, a=q)
+        return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=self._kv(Major.K), a=q)
+
+    @property
+    def qk_tail(self) -> Wgmma:
+        """S += Q K^T of the tail, whose Q is in registers."""
+        return replace(self.qk, k=self.k_tile.panel_columns, a=None)
 
     @property
     def pv(self) -> Wgmma:
-        """O += P V, for half of the columns; P from shared memory."""
-        v = SmemOperand(Tile(self.tile_n, self.head_dim), Major.MN, STAGES, self.k_tile.nbytes)
-        return Wgmma(self.dtype, n=self.half_columns, k=self.tile_n, b=v, a=SmemOperand(self.p_tile, Major.K))
+        """O += P V, for half of the columns; the warpgroup's own P, from registers."""
+        return Wgmma(self.dtype, n=self.half_columns, k=self.tile_n, b=self._kv(Major.MN))
+
+    @property
+    def pv_of_other(self) -> Wgmma:
+        """The same with P of the other warpgroup, from shared memory."""
+        return replace(self.pv, a=SmemOperand(self.p_tile, Major.K))
+
+    def _kv(self, major: Major) -> SmemOperand:
+        return SmemOperand(Tile(self.tile_n, self.head_dim), major, STAGES, self.k_tile.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

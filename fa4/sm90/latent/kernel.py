@@ -5,14 +5,15 @@ the first 512 of them. So a block is loaded once, as K and as V. O of 64 rows fi
 half of the columns each. They take turns at the key blocks: the even blocks' scores and softmax are one warpgroup's,
 the odd ones' the other's. Each multiplies all P with its half of V. P and the rows' maxima go through shared memory.
 
-While one warpgroup computes the softmax of a block, the products of the two blocks before it run, and the scores of the
-next one.
+A block comes in parts, each free as soon as its last reader is done: the columns of V of either warpgroup, and a tail
+that is only K's. Shared memory holds a block of each warpgroup, so a part is loaded while others are read. The tail of
+Q is kept in registers, and P of the odd blocks takes its place.
 """
 
 from __future__ import annotations
 
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
-from ...pipeline.channels import By, Carries, Channel, ChannelTable
+from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Implied
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from ..wgmma import ROWS
@@ -30,25 +31,37 @@ ROLES = RoleTable(
 
 
 def channels(cfg: LatentConfig) -> ChannelTable:
-    """Channels, named <producer>_<consumer>_<payload>. P brings the maxima of its rows, see `RowStates`."""
+    """Channels, named <producer>_<consumer>_<payload>. P brings the maxima of its rows, see `Member`.
+
+    A part of V that a warpgroup loads anew says that the other one is done with the block there, and with its P. A tail
+    is read before P of its block is made, so it is free when that block's columns of V are.
+    """
     memory, both = Carries.ASYNC_SMEM, ("even", "odd")
-    return ChannelTable(
-        (
-            Channel("load_both_Q", "load", both, By.TMA, By.WGMMA, 1, memory),
-            Channel("load_both_KV", "load", both, By.TMA, By.WGMMA, STAGES, memory),
-            Channel("even_both_P", "even", both, By.WARP, By.WGMMA, 1, memory),
-            Channel("odd_both_P", "odd", both, By.WARP, By.WGMMA, 1, memory),
-        ),
-        ROLES,
-    )
+    sides = {"even": "left", "odd": "right"}  # the columns of V of each
+    others = {"even": "odd", "odd": "even"}
+    parts = [
+        Channel(f"load_both_{side}", "load", both, By.TMA, By.WGMMA, STAGES, memory, releaser=role)
+        for role, side in sides.items()
+    ]
+    if cfg.has_tail:
+        freed = [Implied(f"load_both_{side}", "free") for side in sides.values()]
+        parts += [Channel(f"load_{role}_tail", "load", role, By.TMA, by, 1, memory) for role, by in zip(both, freed)]
+    scores = [
+        Channel(f"{role}_{other}_P", role, other, By.WARP, Implied(f"load_both_{sides[other]}"), 1, memory)
+        for role, other in others.items()
+    ]
+    return ChannelTable((Channel("load_both_Q", "load", both, By.TMA, ONCE, 1, memory), *parts, *scores), ROLES)
 
 
 def smem_map(cfg: LatentConfig, table: ChannelTable) -> SmemMap:
-    pairs = HALVES * ROWS * 8  # two numbers for each row
+    pairs, panel = HALVES * ROWS * 8, cfg.p_tile.nbytes  # pairs: two numbers for each row
+    tail = (Region("Q tail", panel, align=1024),) if cfg.has_tail else ()
     return SmemMap(
-        Region("Q", cfg.q_tile.nbytes, align=1024),
+        Region("Q", cfg.q_tile.nbytes - len(tail) * panel, align=1024),
+        *tail,
         Region("K", STAGES * cfg.k_tile.nbytes, align=1024),
-        Region("P", cfg.p_tile.nbytes, align=1024),
+        Region("P even", panel, align=1024),
+        Region("P odd", panel, align=1024, over="Q tail" if tail else None),
         Region("states", pairs),
         Region("sums", pairs),
         Region("barriers", table.nbytes, align=8),

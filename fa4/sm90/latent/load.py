@@ -1,30 +1,54 @@
-"""Load role, one warp: TMA loads of Q and of key blocks, from last to first.
+"""Load role, one warp: TMA loads of Q and of key blocks, from last to first, part by part.
 
-Waits:   load_both_Q.free, load_both_KV.free
-Signals: load_both_Q.full, load_both_KV.full
+Waits:   load_both_left.free, load_both_right.free
+Signals: load_both_Q.full, load_both_left.full, load_both_right.full, load_even_tail.full, load_odd_tail.full
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
-from ...fwd.device.work import work_tile
-from ...pipeline.cursor import produce
-from ..fwd.load import load_block, load_q
-from .config import LatentContext
+from ...fwd.device.work import Work, work_tile
+from ...pipeline.cursor import Cursor, Lane, produce
+from ...pipeline.tma import tma_load
+from ..fwd.load import load_q
+from .config import HALVES, LatentContext
 
 
 @cute.jit
 def load(context: LatentContext):
-    ends = context.ends("load")
-    q, kv = produce(ends.load_both_Q), produce(ends.load_both_KV)
+    cfg, ends = context.cfg, context.ends("load")
+    q = produce(ends.load_both_Q)
+    even, odd = (
+        [produce(end, Lane(half, HALVES)) for end in (ends.load_both_left, ends.load_both_right)]
+        for half in range(HALVES)
+    )
+    if const_expr(cfg.has_tail):
+        even, odd = [*even, produce(ends.load_even_tail)], [*odd, produce(ends.load_odd_tail)]
     work = work_tile(context, Int32(cute.arch.block_idx()[0]))
     if work.count > 0:
-        block_iter = work.block_iter
-        start = block_iter.start()
         load_q(context, work, 0, q)
-        for i in cutlass.range(work.count, unroll=1):
-            load_block(context, "k", work, block_iter.block(block_iter.ahead(start, i)), kv)
-            kv = kv.next()
+        for i in cutlass.range(work.count // 2, unroll=1):
+            even = load_block(context, work, 2 * i, 0, even)
+            odd = load_block(context, work, 2 * i + 1, 1, odd)
+        if work.count % 2 == 1:
+            even = load_block(context, work, work.count - 1, 0, even)
+
+
+def load_block(context: LatentContext, work: Work, n: Int32, half: int, parts: list[Cursor]) -> list[Cursor]:
+    """Load the n-th block, one of warpgroup `half`."""
+    cfg, tma, block_iter = context.cfg, context.tma("k"), work.block_iter
+    block = block_iter.block(block_iter.ahead(block_iter.start(), n))
+    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
+    ptr = context.smem.pointer("K", cfg.dtype) + half * (cfg.k_tile.nbytes // 2)
+    bounds = (0, cfg.half_panels, HALVES * cfg.half_panels, cfg.k_tile.panels)
+    for part, cursor in enumerate(parts):
+        panels = slice(*bounds[part : part + 2])
+        if part < HALVES:
+            cursor.wait()
+        cursor.expect_tx((panels.stop - panels.start) * cfg.k_tile.panel_bytes)
+        for i, (x, tile) in enumerate(pieces):
+            tma_load(tma, x, tile, ptr, cursor.barrier(), i, panels)
+    return [cursor.next() for cursor in parts]
