@@ -16,6 +16,7 @@ from tests.kvcache.problem import CacheCase, build, shared_front
 pytestmark = needs_gpu
 
 GEMMA = dict(capacity=4096, heads_q=8, heads_kv=4, head_dim=256, window_size=(1023, 0))
+LATENT = dict(head_dim=576, head_dim_v=512, in_k=True)
 LONG = (
     CacheCase("long", (100_000, 31_337), capacity=100_352, page_size=64, heads_q=8, heads_kv=2, head_dim=128),
     CacheCase("long_dense", (100_000, 777), capacity=100_352, heads_q=8, heads_kv=2, head_dim=128, new=1),
