@@ -203,6 +203,7 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         *_squares((1024, 4096, 16384), (256, 512)),
         *_squares((4096,), (192, 320), heads=8),
         *_squares((4096,), (512,), heads=16, heads_kv=4),
+        *_squares((4096,), (576,), heads=32, heads_kv=1, head_dim_v=512),
     ),
     "mla": (
         *(
@@ -211,7 +212,6 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
             for seqlen_k, batch in ((131072, 1), (32768, 8), (32768, 32), (8192, 128))
         ),
         *(_latents(8192, 64, 128, rows) for rows in (1, 2, 4)),
-        *_squares((4096,), (576,), heads=32, heads_kv=1, head_dim_v=512),
     ),
     "cpu": _CPU,
     "tiny": tuple(  # seconds on any CPU: shows that checks, rows and plots work

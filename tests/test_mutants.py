@@ -21,6 +21,8 @@ COMMANDS = {
     "backward_pair": "bwd --head-dim 128 --seqlen 500x250 --seqlen 300x520 --window 200 150 --sms 4 " + BLACKWELL,
     "sm90_forward": "fwd --causal --heads 6 --head-dim 64 --seqlen 200x500 --seqlen 70x40 --sms 2 " + HOPPER,
     "sm90_backward": "bwd --causal " + SHAPES + "--sms 6 --seeds 2 " + HOPPER,
+    "sm90_latent": "fwd --latent --causal --heads 16 --seqlen 4x300 --seqlen 1x97 --seqlen 1x20 --seqlen 8x128 "
+    "--logits 10 --sms 4 --seeds 2 " + HOPPER,
     "sm80_forward": "fwd " + AMPERE,
     "sm80_backward": "bwd " + AMPERE,
 }
@@ -34,7 +36,7 @@ SURVIVORS = {
     "sm90_backward": {"mbarrier wait": 3, "commit": 1, "warp barrier": 1, "proxy fence": 2},
     "sm80_forward": {"CTA barrier": 1},
 }
-EXPLAINED = {"sm90_backward"}
+EXPLAINED = {"sm90_backward", "sm90_latent"}
 
 
 @pytest.mark.soak

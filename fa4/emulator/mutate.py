@@ -20,7 +20,10 @@ from warpcheck.options import CHIP, COUNT, SIDE_OF_WINDOW
 from warpcheck.tools.mutate import Judging, judging
 from warpcheck.tools.recording import Recorder
 
+import fa4
 from fa4.oracle import cases
+
+LATENT = 576, 512
 
 
 def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
@@ -28,7 +31,12 @@ def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path)
 
     problem = cases.make(case, seed=0)
     with emulate(chip, sms=sms) as gpu:
-        if direction == "fwd":
+        if (case.head_dim, case.head_dim_v) == LATENT:
+            q, k = problem.inputs.q, problem.inputs.k
+            Recorder(gpu, folder, case.name)
+            options = dict(softmax_scale=case.head_dim**-0.5, causal=case.causal, num_splits=1)
+            fa4.flash_attn_with_kvcache(q, k, k[..., : case.head_dim_v], **options)
+        elif direction == "fwd":
             Recorder(gpu, folder, case.name)
             problem.call()
         else:
@@ -41,7 +49,10 @@ def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path)
 def cases_of(
     direction: str, lengths: tuple[tuple[int, int], ...], named: tuple[str, ...], **flags: Any
 ) -> list[cases.Case]:
-    """The shapes that the options say. flags: of a case; heads_kv may be None, as many as heads_q, and window_size."""
+    """The shapes that the options say. flags: of a case; heads_kv may be None, as many as heads_q, and window_size;
+    latent: of a cache of latents."""
+    if flags.pop("latent", False):
+        flags |= dict(zip(("head_dim", "head_dim_v", "heads_kv"), (*LATENT, 1)))
     flags["heads_kv"] = flags["heads_kv"] or flags["heads_q"]
     flags["window_size"] = flags["window_size"] or (None, None)
     asked = lengths or (() if named else ((256, 256),))
@@ -73,6 +84,7 @@ class _Lengths(click.ParamType):
 @click.option("--heads", "heads_q", type=COUNT, default=1, show_default=True)
 @click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")
 @click.option("--causal", is_flag=True)
+@click.option("--latent", is_flag=True, help="A cache of latents: v is the memory of k's first columns.")
 @click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
 @click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
 @click.option("--deterministic", is_flag=True)

@@ -143,9 +143,11 @@ def _with_scales(flags: Flags) -> Flags:
     one = torch.ones((), dtype=torch.float64, device="cpu")
     scales = torch.stack((one * flags.softmax_scale, one * flags.softcap))
     # (No _replace: the compiler of torch 2.8 does not know it.)
-    _, left, right, softcap, deterministic, needs_backward, backend, num_splits, batch_invariant, _ = flags
-    softcap = 1.0 if softcap > 0 else 0.0
-    return Flags(1.0, left, right, softcap, deterministic, needs_backward, backend, num_splits, batch_invariant, scales)
+    _, left, right, softcap, deterministic, needs_backward, backend, num_splits, batch_invariant, v_in_k, _ = flags
+    return Flags(
+        1.0, left, right, 1.0 if softcap > 0 else 0.0, deterministic, needs_backward, backend, num_splits,
+        batch_invariant, v_in_k, scales,
+    )  # fmt: skip
 
 
 def _forward(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
+from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_of
@@ -26,15 +27,17 @@ def offered() -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.name for row in rows))
 
 
-def serving(*cases: Case, needs: Iterable[Feature] = ()) -> list:
+def serving(*named: Case, needs: Iterable[Feature] = ()) -> list:
     """(backend, case) for every backend offered here and every case that it takes, with the features that are needed
     beside the case's own."""
     needed = frozenset(needs)
-    pairs = [(name, case) for name in offered() for case in cases if _takes(name, case, needed)]
+    pairs = [(name, case) for name in offered() for case in named if _takes(name, case, needed)]
     return [pytest.param(name, case, id=f"{name}-{case}") for name, case in pairs]
 
 
 def _takes(name: str, case: Case, needed: frozenset[Feature]) -> bool:
-    dims = case.head_dim, case.head_dim_v or case.head_dim
+    spec = cases.make(case, 0, "meta").spec
     rows = [row for row in dispatch.BACKENDS if row.name == name]
-    return any(row.head_dims.takes(*dims) and needed <= row.features for row in rows)
+    lacking = [(row, {reason for limit in row.limits for reason in limit.refusals(spec)}) for row in rows]
+    takes = [row for row, reasons in lacking if row.head_dims.takes(spec.head_dim, spec.head_dim_v) and not reasons]
+    return any(needed <= row.features for row in takes)

@@ -143,8 +143,8 @@ class Softmax(Constant):
         return [apply_mask(x, firsts[r], columns_below(self.stop[r] - first_key)) for r, x in enumerate(rows)]
 
     def finish(self, work: Work, first_row: Int32, writes_lse: bool = True) -> list[Float32]:
-        """Write each row's log-sum-exp, unless others do. Returns the factors that normalise O; 0 for a row without keys
-        or data."""
+        """Write each row's log-sum-exp, unless others do. Returns the factors that normalise O; 0 for a row without
+        keys or data."""
         norms = []
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
