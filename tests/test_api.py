@@ -270,7 +270,9 @@ def test_each_argument_reaches_the_operator_under_its_name():
     flags = dict(softmax_scale=0.3, window_size=(5, 6), softcap=2.0, deterministic=True, backend="torch")
     sink = torch.zeros(4)
     expected = dict(softmax_scale=0.3, window_left=5, window_right=6, softcap=2.0, deterministic=True)
-    expected |= dict(needs_backward=False, backend="torch", num_splits=0, batch_invariant=False, scales=None)
+    expected |= dict(
+        needs_backward=False, backend="torch", num_splits=0, batch_invariant=False, v_in_k=False, scales=None
+    )
     with _Operators() as operators:
         fa4.flash_attn_func(Q, K, V, learnable_sink=sink, **flags)
     seen = operators.seen

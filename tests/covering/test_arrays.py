@@ -137,7 +137,10 @@ def test_what_is_excluded_because_it_is_refused_is_refused(model, exclusion, see
 
 
 def _caches_with(exclusion: Exclusion) -> list[Row]:
-    return [{**row, **{k: v[0] for k, v in exclusion.levels.items()}} for row in ARRAYS["caches"].rows()]
+    levels = {k: v[0] for k, v in exclusion.levels.items()}
+    arrays = (ARRAYS[name] for name in ("caches", "caches-latent"))
+    chosen = next(x for x in arrays if all(level in x.model.factors[factor] for factor, level in levels.items()))
+    return [{**row, **levels} for row in chosen.rows()]
 
 
 def test_a_note_names_the_commit_and_whether_files_differ_from_it(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ def look(given) -> calls.CachedKvCall | None:
     names = calls_of_tensors()
     options = (
         given.get("softmax_scale"), given["causal"], given.get("window_size", (None, None)), given.get("softcap", 0.0),
-        given.get("backend", "auto"), given.get("num_splits", 0), False, True,
+        given.get("backend", "auto"), given.get("num_splits", 0), False, True, False,
     )  # fmt: skip
     return calls.plain_calls.last.find(tuple(given.get(name) for name in names), options)
 

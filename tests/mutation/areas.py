@@ -232,7 +232,7 @@ AREAS = (
     Area(
         "neighbours",
         ("fa4/compat/*", "fa4/integrations/*"),
-        ("tests/test_compat.py", *_INTEGRATIONS),
+        ("tests/test_compat.py", "tests/test_flash_mla.py", *_INTEGRATIONS),
         ("tests/integrations/test_documents.py",),
     ),
     Area(
