@@ -37,7 +37,17 @@ MODELS = {
     "gpt_oss": Model("GptOssConfig", "sinks", {
         "sliding_window": 7, "layer_types": LAYERS, "num_local_experts": 2, "num_experts_per_tok": 1,
         "experts_implementation": "eager"}),
+    "gemma4": Model("Gemma4TextConfig", "other head dims in full layers", {
+        "sliding_window": 7, "layer_types": LAYERS, "global_head_dim": 16, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 64, "num_kv_shared_layers": 0}),
     "qwen3": Model("Qwen3Config", "normalised queries and keys", {}),
+    "qwen3_5": Model("Qwen3_5TextConfig", "gated attention beside linear layers", {
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8}),
+    "deepseek_v3": Model("DeepseekV3Config", "latent attention before absorption: fewer columns of v", {
+        "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "moe_intermediate_size": 16}),
 }  # fmt: skip
 BATCH, LENGTH = 3, 20
 

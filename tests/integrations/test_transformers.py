@@ -78,7 +78,7 @@ def test_whole_sequences_without_a_mask(seed):
     assert_as_eager("llama", seed, tokens, torch.ones_like(tokens, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_after_padded_prompts(name, cache, seed):
     """Greedily, in float64: token for token what eager attention generates, past the windows of sliding layers."""
