@@ -77,9 +77,7 @@ def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tens
 
     q = normal(case.seqlen_q, case.heads_q, case.head_dim)
     k = normal(case.seqlen_k, case.heads_kv, case.head_dim)
-    v = normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
-    if case.v_in_k:
-        v = k[..., : case.head_dim_v]
+    v = k[..., : case.head_dim_v] if case.v_in_k else normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
     if case.fp8:
         k, v = (x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v))
     dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)

@@ -29,7 +29,8 @@ MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Featu
 
 @dataclass(frozen=True, slots=True)
 class HeadDims:
-    """Supported (head_dim, head_dim_v): multiples of `multiple` up to `largest`, and additional `pairs`."""
+    """Supported (head_dim, head_dim_v): multiples of `multiple` up to `largest`, and additional `pairs`. largest: None
+    for no bound, 0 for `pairs` alone."""
 
     multiple: int = 1
     largest: int | None = None

@@ -35,11 +35,8 @@ def dropout_factors(
     """Factors of P and dP for a thread's elements: 1 / (1 - p), or 0 if dropped. coords, coords0: see
     `tensor_core.mma_coords`."""
     offsets = [coords0[0, c][1] - coords0[0, 0][1] for c in range(cute.size(coords, mode=[1]))]
-    first_bit, rows, tile_n = (
-        Uint32(coords[0, 0][1]),
-        [],
-        work.cfg.tiles.tile_n,
-    )  # two neighbours of every 8 columns: no bit leaves its word
+    first_bit, rows = Uint32(coords[0, 0][1]), []  # two neighbours of every 8 columns: no bit leaves its word
+    tile_n = work.cfg.tiles.tile_n
     if tile_n < KEYS:  # a word has the bits of several tiles
         first_bit += Uint32(work.n_block * tile_n % KEYS)
     for r in range(cute.size(coords, mode=[0])):

@@ -37,7 +37,6 @@ def serving(*named: Case, needs: Iterable[Feature] = ()) -> list:
 
 def _takes(name: str, case: Case, needed: frozenset[Feature]) -> bool:
     spec = cases.make(case, 0, "meta").spec
-    rows = [row for row in dispatch.BACKENDS if row.name == name]
-    lacking = [(row, {reason for limit in row.limits for reason in limit.refusals(spec)}) for row in rows]
-    takes = [row for row, reasons in lacking if row.head_dims.takes(spec.head_dim, spec.head_dim_v) and not reasons]
-    return any(needed <= row.features for row in takes)
+    rows = [row for row in dispatch.BACKENDS if row.name == name and needed <= row.features]
+    rows = [row for row in rows if row.head_dims.takes(spec.head_dim, spec.head_dim_v)]
+    return any(not any(list(limit.refusals(spec)) for limit in row.limits) for row in rows)

@@ -18,12 +18,12 @@ from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from tests.kvcache.problem import CacheCase, build
 
-# Blocks have 32 keys; the even ones are one warpgroup's. All rows of a sequence's queries and heads fill tiles of 64.
+# Blocks have 64 keys; the even ones are one warpgroup's. All rows of a sequence's queries and heads fill tiles of 64.
 LATENT = dict(head_dim=576, head_dim_v=512, in_k=True)
 CASES = (
-    CacheCase("one_block", (20, 32, 1), heads_q=16, **LATENT),
-    CacheCase("two_blocks", (33, 64), queries=2, heads_q=16, page_size=64, **LATENT),
-    CacheCase("odd_and_even_blocks", (150, 0, 97, 128), heads_q=8, page_size=16, sink=True, **LATENT),
+    CacheCase("one_block", (20, 64, 1), heads_q=16, **LATENT),
+    CacheCase("two_blocks", (65, 128), queries=2, heads_q=16, page_size=64, **LATENT),
+    CacheCase("odd_and_even_blocks", (330, 0, 150, 97), capacity=336, heads_q=8, page_size=16, sink=True, **LATENT),
     CacheCase("many_heads", (70, 140), heads_q=128, page_size=64, dtype=torch.float16, **LATENT),
     CacheCase("padded_heads", (100,), queries=20, heads_q=5, causal=True, softcap=5.0, **LATENT),
     CacheCase("packed_window", (90, 130), queries=(3, 7), heads_q=16, window_size=(50, 0), page_size=8, **LATENT),

@@ -87,7 +87,7 @@ def load_q(context: Any, work: Work, consumer: int, cursor: Cursor):
     tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, consumer), ptr, cursor.barrier())
 
 
-def load_block(context: Any, name: str, work: Work, block: Int32, cursor: Cursor):
+def load_block(context: Sm90ForwardContext, name: str, work: Work, block: Int32, cursor: Cursor):
     """Load a block of K ("k") or V ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)

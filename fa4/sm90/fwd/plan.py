@@ -83,15 +83,18 @@ def packed_heads_of_one(spec: AttentionSpec) -> int:
     return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
 
 
+def work_tiles(spec: AttentionSpec, extent: ProblemSize, packed: int, rows: int) -> int:
+    """Return the number of work tiles of `rows` rows, before keys are split."""
+    return -(-extent.max_seqlen_q * padded_heads_of(packed) // rows) * (spec.heads_q // packed) * extent.batch
+
+
 def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:
     """Return the number of key parts per work tile (split-KV)."""
     if tiles.splits is not None:
         return tiles.splits
     if spec.has_blocks:
         return 1
-    packed = packed_heads(spec, extent, tiles)
-    m_blocks = -(-extent.max_seqlen_q * padded_heads_of(packed) // (tiles.ctas * tiles.consumers * ROWS))
-    count = m_blocks * (spec.heads_q // packed) * extent.batch
+    count = work_tiles(spec, extent, packed_heads(spec, extent, tiles), tiles.ctas * tiles.consumers * ROWS)
     # Few rows: as many parts as keep the memory busy; 8-bit keys, which are converted, need more.
     slots = chip.sms * (7 if tiles.kv8_stages else 6) // 8 if tiles.consumers == 1 else chip.sms // tiles.ctas
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)

@@ -2,7 +2,7 @@
 
 Decoding of latent attention has few query rows, all heads of which share one key/value head of up to 576 columns; V is
 the first 512 of them. So a block is loaded once, as K and as V. O of 64 rows fills the registers of two warpgroups,
-half of the columns each. They take turns at the key blocks: the even blocks' scores and softmax are one warpgroup's,
+half of the columns each. They alternate over the key blocks: the even blocks' scores and softmax are one warpgroup's,
 the odd ones' the other's. Each multiplies all P with its half of V. P and the rows' maxima go through shared memory.
 
 A block comes in parts, each free as soon as its last reader is done: the columns of V of either warpgroup, and a tail

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...core.variant import Variant
 from ...fwd import plan as forward
 from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.splits import blocks_of_part, choose_splits
-from ...fwd.variant import padded_heads_of
 from ...runtime import plan
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
-from ..fwd.plan import packed_heads_of_one
+from ..fwd.plan import packed_heads_of_one, work_tiles
 from ..wgmma import ROWS
 from .config import TILE_N, LatentConfig
 from .kernel import KERNEL
@@ -21,14 +18,13 @@ RESCALE_THRESHOLD = 8.0
 
 
 class LatentForward(forward.ForwardDirection[LatentConfig]):
-    """Forward plan on sm_90 for a V that is the first columns of K."""
+    """Forward plan on sm_90 for a V that is the first columns of K. Its tiles have no table, so none replace them."""
 
     kernel = KERNEL
 
-    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Any = None) -> None:
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: None = None) -> None:
         packed = packed_heads_of_one(spec)
-        tiles_of_pair = -(-extent.max_seqlen_q * padded_heads_of(packed) // ROWS)
-        count = tiles_of_pair * (spec.heads_q // packed) * extent.batch
+        count = work_tiles(spec, extent, packed, ROWS)
         self.splits = choose_splits(spec, count, extent.max_seqlen_k, TILE_N, chip.sms)
         split = self.splits > 1
         fields = Variant.fields(spec)
