@@ -144,6 +144,15 @@ def test_wide_heads_of_sequences_of_any_length(tiles, dims, seed):
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
+@pytest.mark.parametrize("head_dim_v", [8, 136])
+def test_no_box_of_v_lies_outside(head_dim_v, seed):
+    """Padded columns of the second CTA of a pair: the map of a sequence may begin outside every allocation."""
+    case = Case("unused", seqlen_q=300, seqlen_k=300, seqused=((None, 98),), head_dim=256, head_dim_v=head_dim_v)
+    problem = poison_unused(cases.make(case, seed))
+    out, lse = KERNELS.forward(problem, seed, "adversarial", replace(WIDE_PAIRS, direct_store=True))
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
 @pytest.mark.parametrize("tiles", [replace(WIDE_PAIRS, direct_store=True), WIDE], ids=["pair", "one"])
 def test_wide_heads_under_many_interleavings(tiles, seed):
     """One key block, several, and several work tiles of a CTA; O is scaled again and again."""

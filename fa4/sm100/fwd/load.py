@@ -112,9 +112,17 @@ def load_v(context: Sm100ForwardContext, work: Work, block: Int32, kv: Cursor):
     kv.wait()
     kv.expect_tx(tma.tile.nbytes, rank)
     for i, (v, index) in enumerate(pieces):
-        if cfg.ctas == 2:
-            v = cute.domain_offset((0, rank * tma.tile.columns), v)
-        tma_load(tma, v, index, kv_ptr(context, kv.stage), kv.barrier(), i)
+        if cfg.ctas == 1:
+            tma_load(tma, v, index, kv_ptr(context, kv.stage), kv.barrier(), i)
+            continue
+        for panel in range(tma.tile.panels):
+            columns, in_tile = tma.tile.columns, panel * tma.tile.panel_columns
+            first = rank * columns + in_tile
+            if columns + in_tile >= cfg.head_dim_v:
+                # A box must not lie wholly outside its tensor: load the last columns again.
+                first = cutlass.min(first, cfg.head_dim_v - 8)
+            to = kv_ptr(context, kv.stage) + panel * cfg.elements(tma.tile.panel_bytes)
+            tma_load(tma, cute.domain_offset((0, first), v), index, to, kv.barrier(), i, slice(0, 1))
 
 
 def kv_ptr(context: Sm100ForwardContext, stage: Int32) -> cute.Pointer:
