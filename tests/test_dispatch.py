@@ -141,7 +141,7 @@ def test_kernels_take_head_dims_of_whole_vectors(name):
 
 
 LARGEST = {
-    "sm100": [(256, 256)],
+    "sm100": [(576, 576)],
     "sm90": [(128, 128), (256, 256), (256, 256)],
     "sm80": [(576, 576)],
     "torch": [],

@@ -21,6 +21,8 @@ PAGES = {  # kernel: (head_dim, is causal, roles that write results) of each con
     "sm100.fwd": ((128, True, ("epilogue",)),),
     "sm100.bwd": ((128, False, ("compute", "reduce")),),
     "sm100.bwd.wide": ((256, False, ("compute",)),),
+    "sm100.fwd.widest": ((512, True, ("softmax",)),),
+    "sm100.bwd.widest": ((512, False, ("compute",)),),
     "sm90.fwd": ((128, True, ("compute",)),),
     "sm90.bwd": ((128, True, ("compute", "reduce")), (256, True, ("dV", "dK"))),
     "sm90.latent": ((576, True, ("even", "odd")),),

@@ -120,10 +120,16 @@ def tma_load(
 
 
 def tma_load_panel(
-    tma: TmaTile, matrix: cute.Tensor, row_tile: Int32, panel: Int32, pointer: cute.Pointer, barrier: cute.Pointer
+    tma: TmaTile,
+    matrix: cute.Tensor,
+    row_tile: Int32,
+    panel: Int32,
+    pointer: cute.Pointer,
+    barrier: cute.Pointer,
+    rank: int = 0,
 ) -> None:
-    """Whole warp: start loading one panel of a tile; `panel` may be a run-time value."""
-    shared, glob = _partition(tma, matrix, row_tile, pointer, 1)
+    """Whole warp: start loading one panel of a tile; `panel` may be a run-time value. rank: as in `tma_load`."""
+    shared, glob = _partition(tma, matrix, row_tile, pointer, 1, rank)
     cute.copy(tma.atom, glob[None, panel], shared[None, 0], tma_bar_ptr=barrier)
 
 

@@ -162,6 +162,12 @@ def _sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
         yield f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)"
 
 
+@_limit("a cache of 8-bit numbers above head_dim 256", Feature.CACHE_8BIT)
+def _sm100_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
+    if spec.cache is not None and spec.cache.has_8bit_kv and max(spec.head_dim, spec.head_dim_v) > 256:
+        yield f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 256)"
+
+
 @_limit("a v that is not the memory of k's first columns, as in a cache of latents", Feature.HEAD_DIM_V)
 def _latent_limits(spec: AttentionSpec) -> Iterator[str]:
     if not spec.v_in_k:
@@ -214,9 +220,9 @@ _SM100 = replace(
     summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
     chips="sm_100 or sm_103",
     on=lambda chip: chip.number in (100, 103),
-    head_dims=_WIDE,
+    head_dims=HeadDims(multiple=8, largest=576),
     module="fa4.sm100.plan",
-    limits=(*_LIMITS, _sm100_page_limits),
+    limits=(*_LIMITS, _sm100_page_limits, _sm100_8bit_limits),
 )
 
 _SM90_LATENT = replace(

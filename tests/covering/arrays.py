@@ -21,8 +21,8 @@ class Array:
     native: groups of backends. Rows that each backend of a group takes on its own chip come first, group by group, and
     hold all levels that meet in such rows.
     presets: levels that meet in a row whatever the strength.
-    backend: the backend whose chips alone run the array; the model is of rows that it takes there. Every GPU runs those
-        of the portable kernels.
+    backends: those whose chips alone run the array; the model is of rows that the first takes there. Every GPU runs
+        those of the portable kernels.
     beside: names of arrays that the same chips run; levels that meet in their rows need no row here.
     """
 
@@ -32,7 +32,7 @@ class Array:
     native: tuple[tuple[str, ...], ...] = ()
     denser: tuple[str, ...] = ()
     presets: tuple[dict[str, str], ...] = ()
-    backend: str = ""
+    backends: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
 
     @property
@@ -133,17 +133,17 @@ ARRAYS = {
     for array in (
         Array("training", _TRAINING, 2, native=(BACKENDS, ("sm80", "sm100")), presets=(_SOFTCAP_AND_MASK,)),
         # Hopper's backward of wide heads takes calls without functions alone.
-        Array("training-wide", _TRAINING.without(**_NOT_WIDE).native("sm90"), 2, backend="sm90"),
+        Array("training-wide", _TRAINING.without(**_NOT_WIDE).native("sm90"), 2, backends=("sm90",)),
         Array("inference", _INFERENCE, 2, native=(BACKENDS,)),
         # How rows of a cache come to the matrix unit follows from these together.
         Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
-        Array("caches-sm100", _CACHES.native("sm100"), 2, backend="sm100", beside=("caches",)),
-        # The portable kernels take heads that no other kernel takes.
-        Array("training-widest", _TRAINING.with_levels(**_OF_WIDEST), 2, backend="sm80"),
-        Array("inference-widest", _INFERENCE.with_levels(**_OF_WIDEST), 2, backend="sm80"),
-        Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backend="sm80"),
+        Array("caches-sm100", _CACHES.native("sm100"), 2, backends=("sm100",), beside=("caches",)),
+        # Heads that few kernels take.
+        Array("training-widest", _TRAINING.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm100")),
+        Array("inference-widest", _INFERENCE.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm100")),
+        Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm100")),
         # Hopper's latent forward loads a cache's rows once, as K and as V.
-        Array("caches-latent", _CACHES.with_levels(**_LATENT), 2, backend="sm90"),
+        Array("caches-latent", _CACHES.with_levels(**_LATENT), 2, backends=("sm90", "sm100")),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

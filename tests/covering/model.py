@@ -203,7 +203,7 @@ CALLS = Model(
                 direction=_BACKWARDS,
             ),
         ),
-        "sm100": (*_CALLS_OF_ALL, _OVER_256),
+        "sm100": _CALLS_OF_ALL,
     },
 )
 
@@ -250,9 +250,10 @@ CACHES = Model(
         "sm90": _CACHES_OF_ALL,
         "sm100": (
             *_CACHES_OF_ALL,
-            _no("no single rows of pages of so wide heads", head_dim="256", pages=("1", "5")),
-            _no("no single rows of pages of so wide heads", head_dim="256", leftpad="yes",
+            _no("no single rows of pages of so wide heads", head_dim=("256", *WIDEST), pages=("1", "5")),
+            _no("no single rows of pages of so wide heads", head_dim=("256", *WIDEST), leftpad="yes",
                 pages=("1", "5", "16", "64", "128", "256")),
+            _no("no 8-bit numbers of so wide heads", head_dim=WIDEST, bits=("fp8", "int8")),
         ),
     },
 )  # fmt: skip

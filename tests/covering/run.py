@@ -67,7 +67,7 @@ class Where:
         if self.chip == "torch":
             return TRIPLES
         backends = {self.backend, "sm80"} if self.chip == "cuda" else {self.backend}
-        own = (name for name, array in ARRAYS.items() if array.backend in backends)
+        own = (name for name, array in ARRAYS.items() if backends.intersection(array.backends))
         return (*PAIRS, *own)
 
     @contextlib.contextmanager

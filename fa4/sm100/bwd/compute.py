@@ -24,9 +24,10 @@ from ...core.traced import bind
 from ...core.vec_io import load_floats
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.ends import Ends
+from ...pipeline.roles import WARP
 from ...pipeline.smem import store_row
 from .. import tmem
-from .config import CHUNK, HALVES, TILE_N, Sm100BackwardContext, Sm100StepsContext
+from .config import CHUNK, HALVES, TILE_N, Sm100BackwardContext, Sm100BackwardSteps, Sm100StepsContext
 from .epilogue import store_gradients
 from .pointwise import RowStatistic, StepElements, band_words, scoring_of
 from .work import Sm100BackwardWork, work_tile
@@ -56,7 +57,7 @@ def compute(context: Sm100BackwardContext):
                     step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, False)
                 else:
                     step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, False, False)
-            elif work.needs_mask(m_block):
+            elif work.needs_mask(m_block, cfg):
                 step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, True)
             else:
                 step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, False, True)
@@ -80,7 +81,7 @@ def bind_mods(
     """Fragment values of a step for score_mod and mask_mod. applies_mask_mod: False if the block list says that nothing
     is masked there."""
     cfg, args, lengths = context.cfg, context.args, (work.q.count, work.k.count)
-    head, key = work.head_kv * cfg.group + queries.member, work.own_block * TILE_N + cute.arch.thread_idx()[0] % TILE_N
+    head, key = work.head_kv * cfg.group + queries.member, own_row(cfg, work.own_block)
     score_mod, mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths)
     coords = FragmentCoords((key,), queries.begin, cfg.half, cols_are_keys=False, run=1, period=1)
     score = None if score_mod is None else score_mod.at(coords, args.scale)
@@ -96,12 +97,26 @@ def keep_bits_of(context: Sm100StepsContext, work: Sm100BackwardWork, queries: S
     dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, work.head_kv * cfg.group + queries.member)
     if dropout is None:
         return None
-    return dropout.by_keys(queries.begin, cfg.half, work.own_block * TILE_N + warp % 4 * 32)
+    first_key = work.own_block * cfg.cta_tile_n + warp % (cfg.cta_tile_n // WARP) * WARP
+    return dropout.by_keys(queries.begin, cfg.half, first_key)
 
 
 def half_of_warp() -> Int32:
-    """Index (0 or 1) of this warp's half of the queries."""
+    """Index (0 or 1) of this warp's compute warpgroup."""
     return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
+
+
+def first_column(cfg: Sm100BackwardSteps) -> Int32:
+    """First of this warp's columns of a step."""
+    column = half_of_warp() * cfg.half
+    if cfg.lane_columns == cfg.tile_m:
+        return column
+    return column + cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 // 2 * cfg.lane_columns
+
+
+def own_row(cfg: Sm100BackwardSteps, own_block: Int32) -> Int32:
+    """This thread's row among those that CTAs own."""
+    return own_block * cfg.cta_tile_n + cute.arch.thread_idx()[0] % cfg.cta_tile_n
 
 
 @cute.jit

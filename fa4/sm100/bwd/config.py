@@ -81,9 +81,14 @@ class Sm100BackwardSteps(BackwardVariant):
         return self.ctas * self.cta_tile_n
 
     @property
+    def lane_columns(self) -> int:
+        """Columns of a step that a lane of tensor memory has."""
+        return self.tile_m
+
+    @property
     def half(self) -> int:
-        """Columns of one compute warpgroup in a step."""
-        return self.tile_m // HALVES
+        """Columns of a thread in a step: of a lane, one compute warpgroup has half."""
+        return self.lane_columns // HALVES
 
     def _tile(self, rows: int, columns: int) -> Tile:
         return Tile(rows, columns, self.dtype.width)

@@ -10,11 +10,14 @@ from ...pipeline.kernel import RoleKernel
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
+from ..stages import is_widest
 from .config import Sm100BackwardConfig, Sm100BackwardSteps
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
 from .wide.config import Sm100WideConfig
 from .wide.kernel import KERNEL as WIDE
+from .widest.config import Sm100WidestConfig
+from .widest.kernel import KERNEL as WIDEST
 
 
 class Sm100Backward(plan.BackwardDirection):
@@ -29,7 +32,7 @@ class Sm100Backward(plan.BackwardDirection):
         self.choice = tiles_for(spec, chip) if tiles is None else given(tiles)
         self.tiles = self.choice.row
         if self.tiles.wide:
-            self.kernel = WIDE
+            self.kernel = WIDEST if is_widest(spec) else WIDE
 
     def __str__(self) -> str:
         cfg = self.config(has_dlse=False)
@@ -50,7 +53,9 @@ def configure(
 ) -> Sm100BackwardSteps:
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip).row
-    kind = Sm100WideConfig if tiles.wide else Sm100BackwardConfig
+    kind: type[Sm100BackwardSteps] = Sm100BackwardConfig
+    if tiles.wide:
+        kind = Sm100WidestConfig if is_widest(spec) else Sm100WideConfig
     return kind(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         **columns(tiles, kind),

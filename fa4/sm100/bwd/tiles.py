@@ -8,6 +8,7 @@ from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import TuningCase
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec
+from ..stages import is_widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ WIDE = Condition("head dims whose dK and dV leave no tensor memory for scores", 
 SINGLE, PAIR = BackwardTiles(1, 0), BackwardTiles(2, 0)
 WIDE_SINGLE, WIDE_PAIR = BackwardTiles(1, 0, wide=True), BackwardTiles(2, 0, wide=True)
 TILES = (
+    Rule("widest", Condition("a head dim above 256", lambda case: is_widest(case.spec)), WIDE_PAIR,
+         "64 rows in each CTA of a pair: D of one gradient leaves tensor memory for scores; not measured"),
     Rule("wide_pair", WIDE & WHOLE_BLOCKS & WHOLE_QUERY_BLOCKS & TWO_SMS, WIDE_PAIR,
          "steps of 128 rows: products at the full rate; not measured"),
     Rule("wide", WIDE, WIDE_SINGLE, "steps of 64 rows; not measured"),

@@ -11,7 +11,7 @@ from cutlass import Boolean, Int32
 from ...bwd.device.work import cta_keys, first_member, order_index, sparse_blocks_of
 from ...core.mask import Band, SparseBlocks
 from ...core.sequence import Rows
-from .config import TILE_N, Sm100StepsContext
+from .config import Sm100BackwardSteps, Sm100StepsContext
 
 
 class Sm100BackwardWork(NamedTuple):
@@ -30,7 +30,7 @@ class Sm100BackwardWork(NamedTuple):
     block_iter: SparseBlocks | None
     steps: Int32
     rank: Int32  # of this CTA in its pair
-    own_block: Int32  # this CTA's block of TILE_N keys
+    own_block: Int32  # this CTA's block of `cta_tile_n` keys
 
     @property
     def own_head(self) -> Int32:
@@ -53,9 +53,9 @@ class Sm100BackwardWork(NamedTuple):
         """Query block of step i of a head: i, or the i-th listed block of a block mask."""
         return i if self.block_iter is None else self.block_iter.block(i)
 
-    def needs_mask(self, m_block: Int32) -> Boolean:
+    def needs_mask(self, m_block: Int32, cfg: Sm100BackwardSteps) -> Boolean:
         """True if the band masks some pair of a query block and this CTA's keys."""
-        return replace(self.mask, tile_n=TILE_N).needs_mask(m_block, self.own_block)
+        return replace(self.mask, tile_n=cfg.cta_tile_n).needs_mask(m_block, self.own_block)
 
     def order_index(self, m_block: Int32, head: Int32, context: Sm100StepsContext) -> Int32:
         """See `bwd.device.work.order_index`."""

@@ -12,6 +12,8 @@ previous work tile has been read. With two S of a Q tile, S comes before that PV
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
@@ -52,7 +54,7 @@ def correction(context: Sm100ForwardContext):
                         must_rescale = cute.arch.vote_any_sync(factor < 1.0)
                         scales.arrive(tile)
                         if must_rescale and i > 0:
-                            rescale(context, tile, factor)
+                            rescale(context, tile, factor, cfg.head_dim_v_padded)
                         ends.mma_softmax_S.arrive_free(tile)
                 else:
                     scales.wait()
@@ -63,7 +65,7 @@ def correction(context: Sm100ForwardContext):
                         products.wait(0)
                         products = products.next()
                         if must_rescale:
-                            rescale(context, 0, factor)
+                            rescale(context, 0, factor, cfg.head_dim_v_padded)
                     ends.mma_softmax_S.arrive_free(scales.stage)
                 scales = scales.next()
             for tile in cutlass.range_constexpr(cfg.q_tiles):
@@ -89,18 +91,18 @@ def correction(context: Sm100ForwardContext):
         queue = queue.next()
 
 
-def o_address(context: Sm100ForwardContext, tile: int) -> Int32:
+def o_address(context: Any, tile: int) -> Int32:
     """TMEM address of O of a Q tile, at this warp's first lane."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     return tmem.lane_address(context.tmem.O + tile * context.cfg.o_columns, warp)
 
 
 @cute.jit
-def rescale(context: Sm100ForwardContext, tile: cutlass.Constexpr[int], factor: Float32):
-    """O *= factor, per row."""
+def rescale(context: Any, tile: cutlass.Constexpr[int], factor: Float32, columns: cutlass.Constexpr[int]):
+    """O *= factor, per row, in this many columns of tensor memory."""
     tmem.fence_after_sync()
     address = o_address(context, tile)
-    for column in cutlass.range_constexpr(0, context.cfg.head_dim_v_padded, COLUMNS):
+    for column in cutlass.range_constexpr(0, columns, COLUMNS):
         o = tmem.load(address + column, COLUMNS)
         tmem.wait_loads()
         scaled = []
@@ -110,7 +112,7 @@ def rescale(context: Sm100ForwardContext, tile: cutlass.Constexpr[int], factor: 
     tmem.wait_stores()
 
 
-def normalised(context: Sm100ForwardContext, tile: int, column: int, norm: Float32) -> list[Int32]:
+def normalised(context: Any, tile: int, column: int, norm: Float32) -> list[Int32]:
     """COLUMNS columns of O times `norm` from `column`, in 32-bit registers: 16-bit pairs, or float32 for split-KV.
 
     A register that tcgen05.ld fills is interlocked (PTX ISA 9.7.16.6.4.5). The caller waits for the loads before it

@@ -35,7 +35,7 @@ class Sm100Forward(plan.ForwardDirection[Sm100ForwardConfig]):
         self.splits = _splits(spec, extent, chip, self.tiles)
         cfg = configure(spec, chip, self.tiles, self.splits)
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
-        l2_group = _l2_group(spec, extent, chip, cfg.packed_heads)
+        l2_group = l2_group_of(spec, extent, chip, cfg.packed_heads)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
@@ -102,7 +102,7 @@ def _splits(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forward
     return choose_splits(spec, work_tiles, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
 
 
-def _l2_group(spec: AttentionSpec, extent: ProblemSize, chip: Chip, packed: int) -> int:
+def l2_group_of(spec: AttentionSpec, extent: ProblemSize, chip: Chip, packed: int) -> int:
     """(head, sequence) pairs that advance together: as many as fit in L2 if tiles differ in length, else 1."""
     if spec.window_left is None and spec.window_right is None and not spec.has_blocks:
         return 1

@@ -9,7 +9,9 @@ Signals: softmax_correction_scale.full, mma_softmax_S.free, softmax_mma_Ptail.fu
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -27,6 +29,7 @@ from ...core.vec_io import pack_half
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.device.scales import Scales
 from ...fwd.device.work import Work
+from ...fwd.variant import ForwardVariant
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.ends import Ends
 from .. import tmem
@@ -48,6 +51,7 @@ def softmax(context: Sm100ForwardContext):
     s = consume(ends.mma_softmax_S, tile if const_expr(cfg.s_stages == 1) else None)
     norms = produce(ends.softmax_correction_norm, tile)
     norm_rows = rows_in_smem(context, "norm")
+    step = functools.partial(softmax_step, context, ends, tile)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -57,35 +61,7 @@ def softmax(context: Sm100ForwardContext):
         state = -Float32.inf, Float32(0.0), -Float32.inf
         if work.count > 0:
             row_keys = RowKeys.of(context, work, row, query)
-            if const_expr(cfg.has_blocks):
-                block_iter = sparse_blocks(work.block_iter)
-                for i in cutlass.range(block_iter.masked, unroll=1):
-                    block = row_keys.in_block(block_iter.block(i))
-                    state = step(context, ends, tile, s, state, block, True)
-                    s = s.next()
-                for i in cutlass.range(block_iter.masked, block_iter.count - block_iter.cut, unroll=1):
-                    block = row_keys.in_block(block_iter.block(i), applies_mask_mod=False)
-                    state = step(context, ends, tile, s, state, block, False)
-                    s = s.next()
-                for i in cutlass.range(block_iter.count - block_iter.cut, block_iter.count, unroll=1):
-                    block = row_keys.in_block(block_iter.block(i), applies_mask_mod=False)
-                    state = step(context, ends, tile, s, state, block, True)
-                    s = s.next()
-            else:
-                blocks = range_blocks(work.block_iter)
-                for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
-                    block = row_keys.in_block(blocks.stop - 1 - i)
-                    state = step(context, ends, tile, s, state, block, True)
-                    s = s.next()
-                for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
-                    block = row_keys.in_block(key_block(context, work, blocks.stop - blocks.full_stop + i))
-                    state = step(context, ends, tile, s, state, block, False)
-                    s = s.next()
-                if const_expr(cfg.has_left):
-                    for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
-                        block = row_keys.in_block(blocks.full_first - 1 - i)
-                        state = step(context, ends, tile, s, state, block, True)
-                        s = s.next()
+            state, s = over_blocks(context, work, row_keys, state, s, step)
         row_max_scaled, total, row_max = state
         p_max = exp2_mufu(row_max * Scales.of(context, work).log2 - row_max_scaled)
         norm, lse = normalise(context, work, row, query, row_max_scaled, total, p_max)
@@ -102,6 +78,41 @@ def softmax(context: Sm100ForwardContext):
             lse_column = result(context, "lse", work)
             lse_column[row_coord_of(cfg, row), 0] = lse
         queue = queue.next()
+
+
+@cute.jit
+def over_blocks(
+    context: Sm100ForwardContext, work: Work, row_keys: RowKeys, state: tuple, s: Cursor, step: cutlass.Constexpr
+):
+    """Call `step(s, state, row in the block, is_masked)` for each key block, and return the last (state, s).
+
+    is_masked: the band may mask columns of the block. step returns the next state; the cursor `s` advances by itself.
+    """
+    if const_expr(context.cfg.has_blocks):
+        block_iter = sparse_blocks(work.block_iter)
+        for i in cutlass.range(block_iter.masked, unroll=1):
+            state = step(s, state, row_keys.in_block(block_iter.block(i)), True)
+            s = s.next()
+        for i in cutlass.range(block_iter.masked, block_iter.count - block_iter.cut, unroll=1):
+            state = step(s, state, row_keys.in_block(block_iter.block(i), applies_mask_mod=False), False)
+            s = s.next()
+        for i in cutlass.range(block_iter.count - block_iter.cut, block_iter.count, unroll=1):
+            state = step(s, state, row_keys.in_block(block_iter.block(i), applies_mask_mod=False), True)
+            s = s.next()
+    else:
+        blocks = range_blocks(work.block_iter)
+        for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
+            state = step(s, state, row_keys.in_block(blocks.stop - 1 - i), True)
+            s = s.next()
+        for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
+            block = key_block(context, work, blocks.stop - blocks.full_stop + i)
+            state = step(s, state, row_keys.in_block(block), False)
+            s = s.next()
+        if const_expr(context.cfg.has_left):
+            for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
+                state = step(s, state, row_keys.in_block(blocks.full_first - 1 - i), True)
+                s = s.next()
+    return state, s
 
 
 def rows_in_smem(context: Sm100ForwardContext, name: str) -> cute.Tensor:
@@ -125,10 +136,27 @@ class RowInBlock(Constant):
     mask: FragmentValues | None
     keep_bits: list[Int32] | None
 
+    def visible_scores(self, cfg: ForwardVariant, s: list[Float32], is_masked: bool) -> list[Float32]:
+        """Scores after softcap, score_mod and masks. is_masked: the band may mask some."""
+        if cfg.has_softcap:
+            capped = cute.make_rmem_tensor(len(s), Float32)
+            for i, x in enumerate(s):
+                capped[i] = x
+            apply_softcap(capped, self.scales.over_cap)
+            s = [capped[i] for i in range(len(s))]
+        if self.score is not None:
+            (s,) = self.score.logits([s])
+        if self.mask is not None:
+            (s,) = self.mask.apply_mask([s])
+        return apply_mask(s, self.first if cfg.has_left else None, self.stop) if is_masked else s
+
 
 @dataclass(frozen=True)
 class RowKeys(Constant):
-    """Keys of a row: the band first <= key < stop, score_mod and mask_mod, dropout."""
+    """Keys of a row: the band first <= key < stop, score_mod and mask_mod, dropout.
+
+    column, columns: first one and number of the columns of a block that the thread has.
+    """
 
     context: Sm100ForwardContext
     row: Int32
@@ -138,30 +166,35 @@ class RowKeys(Constant):
     score_mod: Traced | None
     mask_mod: Traced | None
     dropout: Dropout | None
+    column: Int32 | int
+    columns: int
 
     @staticmethod
-    def of(context: Sm100ForwardContext, work: Work, row: Int32, query: Int32) -> RowKeys:
+    def of(
+        context: Any, work: Work, row: Int32, query: Int32, column: Int32 | int = 0, columns: int | None = None
+    ) -> RowKeys:
+        """columns: None for all of a block."""
         cfg, lengths = context.cfg, (work.q.count, work.k.count)
         head, packing = work.head * cfg.packed_heads, (cfg.packed_heads, cfg.rows_per_query)
         mods = bind(cfg.mods, context.args.mods, work.batch, head, lengths, *packing)
         dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head, *packing)
         first, stop = work.mask.keys(query)
-        return RowKeys(context, row, first, stop, Scales.of(context, work), *mods, dropout)
+        columns = cfg.tile_n if columns is None else columns
+        return RowKeys(context, row, first, stop, Scales.of(context, work), *mods, dropout, column, columns)
 
     def in_block(self, block: Int32, applies_mask_mod: bool = True) -> RowInBlock:
         """The row in a key block. applies_mask_mod: False if the block list says that nothing there is masked."""
-        cfg = self.context.cfg
-        begin = block * cfg.tile_n
-        coords = FragmentCoords((self.row,), begin, cfg.tile_n, run=1, period=1)
+        begin = block * self.context.cfg.tile_n + self.column
+        coords = FragmentCoords((self.row,), begin, self.columns, run=1, period=1)
         score = None if self.score_mod is None else self.score_mod.at(coords, self.scales.over_cap)
         mask = None if self.mask_mod is None or not applies_mask_mod else self.mask_mod.at(coords)
         if mask is not None:
             mask.precompute_mask()  # mask bits first: there are no registers for all loaded values
-        keep_bits = None if self.dropout is None else self.dropout.words(self.row, begin, cfg.tile_n)
+        keep_bits = None if self.dropout is None else self.dropout.words(self.row, begin, self.columns)
         return RowInBlock(self.first - begin, self.stop - begin, self.scales, score, mask, keep_bits)
 
 
-def step(
+def softmax_step(
     context: Sm100ForwardContext,
     ends: Ends,
     tile: Int32,
@@ -188,27 +221,11 @@ def step(
     s = []
     for column in range(0, cfg.tile_n, LOAD_COLUMNS):
         s += tmem.load(s_address + column, LOAD_COLUMNS)  # each register is interlocked
-    if cfg.has_softcap:
-        capped = cute.make_rmem_tensor(cfg.tile_n, Float32)
-        for i, x in enumerate(s):
-            capped[i] = x
-        apply_softcap(capped, block.scales.over_cap)
-        s = [capped[i] for i in range(cfg.tile_n)]
-    if block.score is not None:
-        (s,) = block.score.logits([s])
-    if block.mask is not None:
-        (s,) = block.mask.apply_mask([s])
-    if is_masked:
-        s = apply_mask(s, block.first if cfg.has_left else None, block.stop)
+    s = block.visible_scores(cfg, s, is_masked)
 
     scale = block.scales.log2
     block_max = row_maximum(s)
-    block_max_scaled = block_max * scale
-    log2_factor = row_max_scaled - block_max_scaled
-    must_rescale = log2_factor < -cfg.rescale_threshold  # False while all keys so far are masked: -inf - -inf is NaN
-    factor = cutlass.select_(must_rescale, cute.math.exp2(log2_factor, fastmath=True), Float32(1.0))
-    row_max_scaled = Float32(cutlass.select_(must_rescale, block_max_scaled, row_max_scaled))
-    factor = Float32(factor)
+    row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * scale)
     factor_stages = produce(ends.softmax_correction_scale, tile if cfg.s_stages == 1 else None)
     factors = cursor.at_iteration_of(factor_stages)
     if cfg.s_stages > 1:
@@ -217,16 +234,12 @@ def step(
     rows_in_smem(context, "scale")[thread] = factor
     factors.arrive()
 
-    offset = row_max_scaled
-    if is_masked or cfg.mods is not None:
-        offset = Float32(cutlass.select_(row_max_scaled == -Float32.inf, Float32(0.0), row_max_scaled))
-    minus_offset = (-offset, -offset)
-    scales = (scale, scale)
+    minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
     # The compiler reorders code freely between loops. It would compute nearly all exponentials before the P head
     # arrives, and the row sum among them. A barrier wait is a loop, so the two waits below keep three sections apart.
     packed, p_pairs = [], []
     for pair in range(cfg.tile_n // 2):
-        x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), scales, minus_offset)
+        x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), (scale, scale), (minus_offset, minus_offset))
         if is_polynomial(pair, cfg.polynomial):
             p = exp2_polynomial(x, y)
         else:
@@ -251,6 +264,23 @@ def step(
         factors.next().wait()
     sums = packed_sum(p_pairs)  # of this block first: each addition rounds less than an addition to the total
     return row_max_scaled, total * factor + (sums[0] + sums[1]), cute.arch.fmax(row_max, block_max)
+
+
+def offset_and_factor(
+    cfg: ForwardVariant, row_max_scaled: Float32, block_max_scaled: Float32
+) -> tuple[Float32, Float32]:
+    """(what is subtracted in the exponent from this block on, factor of O and of the row sum)."""
+    log2_factor = row_max_scaled - block_max_scaled
+    must_rescale = log2_factor < -cfg.rescale_threshold  # False while all keys so far are masked: -inf - -inf is NaN
+    factor = cutlass.select_(must_rescale, cute.math.exp2(log2_factor, fastmath=True), Float32(1.0))
+    return Float32(cutlass.select_(must_rescale, block_max_scaled, row_max_scaled)), Float32(factor)
+
+
+def finite_offset(cfg: ForwardVariant, row_max_scaled: Float32, is_masked: bool) -> Float32:
+    """The offset of the exponent: 0 while all keys so far are masked."""
+    if not (is_masked or cfg.mods is not None):
+        return row_max_scaled
+    return Float32(cutlass.select_(row_max_scaled == -Float32.inf, Float32(0.0), row_max_scaled))
 
 
 def packed_sum(pairs: list[tuple[Float32, Float32]], chains: int = 4) -> tuple[Float32, Float32]:

@@ -11,6 +11,8 @@ Every role has the same loop:
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
@@ -60,7 +62,7 @@ class Queue:
         return Queue(self.context, Int32(values[0]), responses)
 
 
-def key_block(context: Sm100ForwardContext, work: Work, i: Int32) -> Int32:
+def key_block(context: Any, work: Work, i: Int32) -> Int32:
     """Index of the i-th key block to process: in the order of the block mask's lists, else from last to first. With
     `sawtooth`, every other work tile takes its unmasked blocks in ascending order."""
     if context.cfg.has_blocks:

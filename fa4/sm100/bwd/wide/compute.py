@@ -20,9 +20,10 @@ from ....core.fragment_values import FragmentValues
 from ....core.traced import bind
 from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.ends import Ends
+from ....pipeline.smem import store_row
 from ... import tmem
-from ..compute import StepQueries, bind_mods, four_of, half_of_warp, keep_bits_of
-from ..config import CHUNK, TILE_N
+from ..compute import StepQueries, bind_mods, first_column, four_of, half_of_warp, keep_bits_of, own_row
+from ..config import CHUNK, HALVES
 from ..pointwise import StepElements, band_words, scoring_of
 from ..work import Sm100BackwardWork
 from ..work import work_tile as key_work
@@ -43,25 +44,24 @@ def compute(context: Sm100WideContext):
 def compute_by_keys(context: Sm100WideContext):
     """dV or dK of a thread's key, query block by query block of each query head of the group."""
     cfg, ends, work = context.cfg, context.ends("compute"), key_work(context)
-    lane = cute.arch.thread_idx()[0] % TILE_N
     # The statistics mask rows past the last query.
-    first, stop = work.mask.queries(work.own_block * TILE_N + lane)
+    first, stop = work.mask.queries(own_row(cfg, work.own_block))
     rows, scores = consume(ends.load_compute_rows), consume(ends.mma_compute_S)
     weights = produce(ends.compute_mma_weights)
     for member in cutlass.range(cfg.group, unroll=1):
         of_head = work.of_head(context, member)
         for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
             m_block = of_head.block(i)
-            first_query = m_block * cfg.tile_m + half_of_warp() * cfg.half
+            first_query = m_block * cfg.tile_m + first_column(cfg)
             queries = StepQueries(member, first_query, first - first_query, stop - first_query)
             if const_expr(cfg.has_blocks):
                 if i < of_head.block_iter.masked:
                     step_of_keys(context, ends, rows, scores, weights, work, queries, True, True)
-                elif (work.own_block + 1) * TILE_N > work.k.count:
+                elif (work.own_block + 1) * cfg.cta_tile_n > work.k.count:
                     step_of_keys(context, ends, rows, scores, weights, work, queries, True, False)
                 else:
                     step_of_keys(context, ends, rows, scores, weights, work, queries, False, False)
-            elif work.needs_mask(m_block):
+            elif work.needs_mask(m_block, cfg):
                 step_of_keys(context, ends, rows, scores, weights, work, queries, True, True)
             else:
                 step_of_keys(context, ends, rows, scores, weights, work, queries, False, True)
@@ -86,9 +86,7 @@ def step_of_keys(
     cfg, args = context.cfg, context.args
     score, mask = bind_mods(context, work, queries, applies_mask_mod)
     keep_bits = keep_bits_of(context, work, queries)
-    minus_lse = context.smem.pointer("rows", Float32) + (
-        statistics.stage * (2 * cfg.tile_m) + half_of_warp() * cfg.half
-    )
+    minus_lse = context.smem.pointer("rows", Float32) + (statistics.stage * (2 * cfg.tile_m) + first_column(cfg))
     words = []
     if const_expr(applies_band):
         has_first = work.mask.right is not None
@@ -111,8 +109,7 @@ def finish_step(
     cfg, spans = context.cfg, context.tmem
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     half = half_of_warp()
-    packed_column = half * (cfg.half // 2)  # the second half is stored, packed, at the end of its columns
-    s_address = tmem.lane_address(spans.S, warp) + (scores.stage * cfg.tile_m + half * cfg.half)
+    s_address = tmem.lane_address(spans.S, warp) + (scores.stage * cfg.lane_columns + half * cfg.half)
     scores.wait()
     s = []
     for column in range(0, cfg.half, CHUNK):
@@ -128,23 +125,38 @@ def finish_step(
         target = tmem.lane_address(spans.dP, warp) + half * cfg.half
         packed = elements.score_gradients(p, target)
         tmem.wait_loads()  # dS overwrites dP
-    tmem.store(target + packed_column, packed)
-    tmem.wait_stores()
+    if cfg.weights_tile is None:
+        # The second half is stored, packed, at the end of its columns.
+        tmem.store(target + half * (cfg.half // 2), packed)
+        tmem.wait_stores()
+    else:
+        store_weights(context, weights.stage, packed)
     weights.arrive()
     return p
+
+
+@cute.jit
+def store_weights(context: Sm100WideContext, stage: Int32, packed: list[Int32]):
+    """Write this thread's P or dS to shared memory. A panel has the columns of a lane of tensor memory."""
+    cfg, tile = context.cfg, context.cfg.weights_tile
+    panel = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 // 2
+    address = context.smem.address("weights") + (stage * tile.nbytes + panel * tile.panel_bytes)
+    for i_half in cutlass.range_constexpr(HALVES):
+        if half_of_warp() == i_half:
+            store_row(address, tile, own_row(cfg, 0), i_half * cfg.half, packed)
 
 
 @cute.jit
 def compute_by_queries(context: Sm100WideContext):
     """dQ of a thread's query, key block by key block."""
     cfg, ends, work = context.cfg, context.ends("compute"), query_work(context)
-    row = work.own_block * TILE_N + cute.arch.thread_idx()[0] % TILE_N
+    row = own_row(cfg, work.own_block)
     statistics = row_statistics(context, work, row)
     first, stop = work.mask.keys(row)
     scores, weights = consume(ends.mma_compute_S), produce(ends.compute_mma_weights)
     for i in cutlass.range(work.steps, unroll=1):
         n_block = work.block(i)
-        begin = n_block * cfg.tile_m + half_of_warp() * cfg.half
+        begin = n_block * cfg.tile_m + first_column(cfg)
         keys = (begin, first - begin, stop - begin)
         if const_expr(cfg.has_blocks):
             if i < work.block_iter.masked:
@@ -153,7 +165,7 @@ def compute_by_queries(context: Sm100WideContext):
                 step_of_queries(context, ends, scores, weights, work, row, statistics, keys, True, False)
             else:
                 step_of_queries(context, ends, scores, weights, work, row, statistics, keys, False, False)
-        elif work.needs_mask(n_block):
+        elif work.needs_mask(n_block, cfg):
             step_of_queries(context, ends, scores, weights, work, row, statistics, keys, True, True)
         else:
             step_of_queries(context, ends, scores, weights, work, row, statistics, keys, False, True)

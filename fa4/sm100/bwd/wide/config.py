@@ -25,7 +25,7 @@ from typing import ClassVar
 from ....bwd.blocks import RowBlocks
 from ....pipeline.smem import Tile
 from ...mma import Major, SmemOperand, Umma
-from ..config import TILE_N, Sm100BackwardSteps, Sm100StepsContext
+from ..config import Sm100BackwardSteps, Sm100StepsContext
 
 
 class Gradient(enum.Enum):
@@ -81,7 +81,7 @@ class Sm100WideConfig(Sm100BackwardSteps):
         return self.has_blocks
 
     def _rows(self, is_query: bool) -> int:
-        return self.tile_m // self.ctas if is_query is self.gradient.owns_keys else TILE_N
+        return self.tile_m // self.ctas if is_query is self.gradient.owns_keys else self.cta_tile_n
 
     @property
     def q_tile(self) -> Tile:
@@ -109,9 +109,19 @@ class Sm100WideConfig(Sm100BackwardSteps):
         return self.columns_v if self.gradient is Gradient.DV else self.columns
 
     @property
+    def d_parts(self) -> list[int]:
+        """Columns of a lane of tensor memory for each product that adds to D."""
+        return [self.grad_columns]
+
+    @property
+    def lanes_of_row(self) -> int:
+        """Lanes of tensor memory that a row has: 1, or 2 with half of the columns each."""
+        return self.tile_m // self.lane_columns
+
+    @property
     def grad_tile(self) -> Tile:
         """The gradient as it is stored."""
-        return self._tile(TILE_N, self.head_dim_v if self.gradient is Gradient.DV else self.head_dim)
+        return self._tile(self.cta_tile_n, self.head_dim_v if self.gradient is Gradient.DV else self.head_dim)
 
     @property
     def columns_tile(self) -> Tile:
@@ -122,6 +132,11 @@ class Sm100WideConfig(Sm100BackwardSteps):
     def stages(self) -> int:
         """Stages of S, of its right operand and of the right operand of D: two for dV, which has room for them."""
         return 1 if self.gradient.needs_dp else 2
+
+    @property
+    def weights_tile(self) -> Tile | None:
+        """P or dS in shared memory; None if it overwrites S or dP in tensor memory."""
+        return None
 
     @property
     def row_blocks(self) -> RowBlocks:

@@ -8,7 +8,7 @@ which accumulates in tensor memory and is written once. Nothing is added across 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cutlass.cute as cute
 
@@ -125,17 +125,20 @@ class WideMaps(NamedTuple):
     grad: TmaMap
 
 
+Wide = TypeVar("Wide", bound=Sm100WideConfig)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class WideBackward(BackwardKernel[Sm100WideConfig]):
+class WideBackward(BackwardKernel[Wide]):
     """The three kernels as one program."""
 
-    def launcher(self, cfg: Sm100WideConfig, chip: Chip) -> jit.Launcher:
+    def launcher(self, cfg: Wide, chip: Chip) -> jit.Launcher:
         if chip.emulated:
             for part in parts(cfg):
                 self.entry_name(part)  # for reports, as `RoleKernel.launcher` does
         return BackwardKernel.launcher(self, cfg, chip)
 
-    def begin(self, call: BackwardArguments, cfg: Sm100WideConfig, stream: Any) -> None:
+    def begin(self, call: BackwardArguments, cfg: Wide, stream: Any) -> None:
         """Start the kernels of dV, dK and dQ."""
         stored = {Gradient.DV: call.dv, Gradient.DK: call.dk, Gradient.DQ: call.rows.dq}
         for part in parts(cfg):
@@ -146,7 +149,7 @@ class WideBackward(BackwardKernel[Sm100WideConfig]):
             self.start(kernel_arguments(call, maps, order), part, order.ctas, stream)
 
 
-def parts(cfg: Sm100WideConfig) -> list[Sm100WideConfig]:
+def parts(cfg: Wide) -> list[Wide]:
     """Configurations of the three kernels."""
     return [replace(cfg, gradient=gradient) for gradient in Gradient]
 

@@ -11,10 +11,9 @@ from cutlass import Boolean, Int32
 from ....core.mask import Band, SparseBlocks
 from ....core.rows import first_row_block
 from ....core.sequence import Rows
-from ..config import TILE_N
 from ..work import ListPosition, Sm100BackwardWork, next_position
 from ..work import work_tile as keys_of_cta
-from .config import Sm100WideContext
+from .config import Sm100WideConfig, Sm100WideContext
 
 
 class QueryWork(NamedTuple):
@@ -31,7 +30,7 @@ class QueryWork(NamedTuple):
     block_iter: SparseBlocks | None
     steps: Int32
     rank: Int32  # of this CTA in its pair
-    own_block: Int32  # this CTA's block of TILE_N queries
+    own_block: Int32  # this CTA's block of `cta_tile_n` queries
 
     @property
     def own_head(self) -> Int32:
@@ -42,9 +41,9 @@ class QueryWork(NamedTuple):
         """Key block of step i."""
         return self.first + i if self.block_iter is None else self.block_iter.block(i)
 
-    def needs_mask(self, n_block: Int32) -> Boolean:
+    def needs_mask(self, n_block: Int32, cfg: Sm100WideConfig) -> Boolean:
         """True if the band masks some pair of this CTA's queries and a key block."""
-        return replace(self.mask, tile_m=TILE_N).needs_mask(self.own_block, n_block)
+        return replace(self.mask, tile_m=cfg.cta_tile_n).needs_mask(self.own_block, n_block)
 
 
 def query_work(context: Sm100WideContext) -> QueryWork:

@@ -1,0 +1,1 @@
+"""Blackwell backward of head dims above 256."""

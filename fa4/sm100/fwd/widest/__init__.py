@@ -1,0 +1,1 @@
+"""Blackwell forward of head dims above 256."""

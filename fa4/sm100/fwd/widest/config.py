@@ -1,0 +1,77 @@
+"""Compile-time configuration of the Blackwell forward of head dims above 256."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ....fwd.launch import ForwardContext
+from ....fwd.variant import ForwardVariant, OutStore
+from ....pipeline.smem import Tile
+from ... import tmem
+from ...stages import CTA_ROWS, PAIR, STAGE_BYTES, d_columns
+
+S_STAGES = 2
+RESERVED_BYTES = 3 << 10  # of shared memory: barriers, row maxima, alignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WidestConfig(ForwardVariant):
+    """The fields are the compile key. A work tile has 128 rows, 64 in each CTA of a pair. tile_n: 256 or 128."""
+
+    ctas: ClassVar[int] = PAIR
+    persistent: ClassVar[bool] = False
+    sawtooth: ClassVar[bool] = False
+    seq_bounded_q: ClassVar[bool] = False
+    seq_bounded_o: ClassVar[bool] = False
+    out_store: ClassVar[OutStore] = OutStore.DIRECT
+
+    @property
+    def rows(self) -> int:
+        return PAIR * CTA_ROWS
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block whose K a CTA loads, and of whose scores a thread has one row."""
+        return self.tile_n // PAIR
+
+    @property
+    def q_tile(self) -> Tile:
+        return Tile(CTA_ROWS, self.head_dim, slots=self.q_slots)
+
+    @property
+    def k_tile(self) -> Tile:
+        """Keys of a block that this CTA loads."""
+        return Tile(self.keys, self.head_dim, pieces=self._pieces(self.keys))
+
+    @property
+    def v_tile(self) -> Tile:
+        """Keys of a stage of V."""
+        return Tile(CTA_ROWS, self.head_dim_v, pieces=self._pieces(CTA_ROWS))
+
+    def _pieces(self, keys: int) -> int:
+        return 1 if self.cache is None else self.cache.pieces(keys)
+
+    @property
+    def p_tile(self) -> Tile:
+        return Tile(CTA_ROWS, self.tile_n)
+
+    @property
+    def o_columns(self) -> int:
+        """Tensor-memory columns of O."""
+        return d_columns(self.head_dim_v)
+
+    @property
+    def kv_stages(self) -> int:
+        """Stages of the ring that K and V share."""
+        return (self.smem_bytes - RESERVED_BYTES - self.q_tile.nbytes - self.p_tile.nbytes) // STAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WidestContext(ForwardContext):
+    """Arguments of a role's body: adds the tensor-memory map, and a named barrier; 0 is the barrier of the CTA."""
+
+    cfg: WidestConfig
+    resources: tmem.TensorMemory
+    tmem: tmem.TmemMap | None = None
+    halves_exchanged: int = 1

@@ -1,0 +1,179 @@
+"""Softmax role, one warpgroup: turns S into P, rescales O, and stores O and the log-sum-exp.
+
+A row has two threads, with half of the keys of a block and half of the columns of each part of O. They exchange row
+maxima in each block, and row sums at the end.
+
+Waits:   mma_softmax_S.full, softmax_mma_P.free
+Signals: softmax_mma_P.full
+"""
+
+from __future__ import annotations
+
+import functools
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, const_expr
+
+from ....core.dropout import apply_dropout
+from ....core.vec_io import pack_half, store_vec
+from ....fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
+from ....fwd.device.scales import Scales
+from ....fwd.device.work import Work
+from ....pipeline.cursor import Cursor, consume, produce
+from ....pipeline.smem import store_row
+from ... import tmem
+from ...exp2 import exp2_mufu
+from ...stages import CTA_ROWS, column_parts
+from ..correction import COLUMNS, normalised, rescale
+from ..softmax import (
+    LOAD_COLUMNS,
+    RowInBlock,
+    RowKeys,
+    finite_offset,
+    offset_and_factor,
+    over_blocks,
+    packed_sum,
+    row_maximum,
+)
+from .config import S_STAGES, WidestContext
+from .work import first_row, work_of_pair
+
+STORE_KEYS = 32  # keys whose P is in registers before it is stored
+
+
+@cute.jit
+def softmax(context: WidestContext):
+    cfg, ends = context.cfg, context.ends("softmax")
+    work = work_of_pair(context)
+    row = first_row(context, work) + row_of_thread()
+    query = query_of(cfg, row)
+    p = produce(ends.softmax_mma_P)
+    state = -Float32.inf, Float32(0.0), -Float32.inf, p
+    if work.count > 0:
+        row_keys = RowKeys.of(context, work, row, query, half_of_warp() * cfg.keys, cfg.keys)
+        step = functools.partial(softmax_step, context)
+        state, _ = over_blocks(context, work, row_keys, state, consume(ends.mma_softmax_S), step)
+    row_max_scaled, total, row_max, p = state
+    total = total + of_other_half(context, Int32(S_STAGES), total)
+    p_max = exp2_mufu(row_max * Scales.of(context, work).log2 - row_max_scaled)
+    norm, lse = normalise(context, work, row, query, row_max_scaled, total, p_max)
+    if const_expr(cfg.has_dropout):
+        norm = norm * context.args.mods.dropout.scale
+    if is_written(cfg, work, row) & (half_of_warp() == 0):
+        result(context, "lse", work)[row_coord_of(cfg, row), 0] = lse
+    if work.count > 0:
+        p.wait()  # the last product is done
+        out_to_global(context, work, row, norm)
+    elif const_expr(not cfg.split):  # combine ignores parts without keys
+        zeros_to_global(context, work, row)
+
+
+def row_of_thread() -> Int32:
+    """Row of this thread among those of the CTA."""
+    return Int32(cute.arch.thread_idx()[0]) % CTA_ROWS
+
+
+def half_of_warp() -> Int32:
+    """Which half of the columns of S and of each part of O a warp has."""
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 2
+
+
+def of_other_half(context: WidestContext, stage: Int32, x: Float32) -> Float32:
+    """The value of the thread with the other half of this row. stage: another one at the next call."""
+    values = cute.make_tensor(context.smem.pointer("halves", Float32), cute.make_layout((tmem.LANES, S_STAGES + 1)))
+    thread = cute.arch.thread_idx()[0]
+    values[thread, stage] = x
+    cute.arch.barrier(barrier_id=context.halves_exchanged, number_of_threads=tmem.LANES)
+    return values[thread ^ CTA_ROWS, stage]
+
+
+def softmax_step(
+    context: WidestContext,
+    scores: Cursor,
+    state: tuple[Float32, Float32, Float32, Cursor],
+    block: RowInBlock,
+    is_masked: bool,
+):
+    """Process one key block: S -> P. state: see `fwd.softmax.softmax_step`, and the position of P."""
+    cfg, spans = context.cfg, context.tmem
+    row_max_scaled, total, row_max, p_cursor = state
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    scores.wait()
+    address = tmem.lane_address(spans.S, warp) + scores.stage * cfg.keys
+    s = []
+    for column in range(0, cfg.keys, LOAD_COLUMNS):
+        s += tmem.load(address + column, LOAD_COLUMNS)
+    s = block.visible_scores(cfg, s, is_masked)
+    block_max = row_maximum(s)
+    block_max = cute.arch.fmax(block_max, of_other_half(context, scores.stage, block_max))
+    scale, before = block.scales.log2, row_max_scaled
+    row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * scale)
+    minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
+    packed, pairs = [], []
+    for pair in range(cfg.keys // 2):
+        x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), (scale, scale), (minus_offset, minus_offset))
+        p = exp2_mufu(x), exp2_mufu(y)
+        pairs.append(p)
+        if block.keep_bits is not None:
+            p = tuple(apply_dropout(block.keep_bits, 2 * pair + i, x) for i, x in enumerate(p))
+        packed.append(pack_half(p[0], p[1], cfg.dtype))
+    p_cursor.wait()  # O has the product with the P before
+    # Without a visible key before this block, O is 0, or not written yet.
+    rescale_if_any(context, factor, (factor < 1.0) & (before != -Float32.inf))
+    store_p(context, packed)
+    tmem.wait_loads()  # the next S but one overwrites this one
+    p_cursor.arrive()
+    sums = packed_sum(pairs)
+    total = total * factor + (sums[0] + sums[1])
+    return row_max_scaled, total, cute.arch.fmax(row_max, block_max), p_cursor.next()
+
+
+@cute.jit
+def rescale_if_any(context: WidestContext, factor: Float32, must_rescale: Boolean):
+    if cute.arch.vote_any_sync(must_rescale):
+        rescale(context, 0, factor, context.cfg.o_columns)
+
+
+def store_p(context: WidestContext, packed: list[Int32]) -> None:
+    """Write this thread's P to shared memory."""
+    cfg = context.cfg
+    panels = cfg.keys // cfg.p_tile.panel_columns
+    address = context.smem.address("P") + half_of_warp() * (panels * cfg.p_tile.panel_bytes)
+    store_row(address, cfg.p_tile, row_of_thread(), 0, packed)
+
+
+@cute.jit
+def out_to_global(context: WidestContext, work: Work, row: Int32, norm: Float32):
+    """Write normalised O."""
+    cfg = context.cfg
+    out = result(context, "out", work)
+    start = out.iterator + cute.crd2idx((row_coord_of(cfg, row), 0), out.layout)
+    columns_per_reg = 1 if const_expr(cfg.split) else 2
+    lane_column = 0
+    parts = column_parts(cfg.head_dim_v)
+    for part in cutlass.range_constexpr(len(parts)):
+        half = parts[part] // 2
+        first = 2 * lane_column + half_of_warp() * half  # column of O
+        for column in cutlass.range_constexpr(0, half, COLUMNS):
+            packed = normalised(context, 0, lane_column + column, norm)  # whole warp
+            if is_written(cfg, work, row):
+                for i in cutlass.range_constexpr(0, len(packed), 4):
+                    at = first + (column + i * columns_per_reg)
+                    if at < cfg.head_dim_v:
+                        store_vec(start + at, packed[i : i + 4])
+        lane_column += half
+    tmem.wait_loads()
+
+
+@cute.jit
+def zeros_to_global(context: WidestContext, work: Work, row: Int32):
+    """Write zeros: O of rows that see no key."""
+    cfg = context.cfg
+    if is_written(cfg, work, row):
+        out = result(context, "out", work)
+        start = out.iterator + cute.crd2idx((row_coord_of(cfg, row), 0), out.layout)
+        for column in cutlass.range_constexpr(0, -(-cfg.head_dim_v // 16) * 8, 8):
+            at = half_of_warp() * (-(-cfg.head_dim_v // 16) * 8) + column
+            if at < cfg.head_dim_v:
+                store_vec(start + at, [Int32(0)] * 4)
