@@ -63,6 +63,7 @@ def registered(monkeypatch):
     stubs = [
         stub("vllm"),
         stub("vllm._custom_ops", reshape_and_cache_flash=write_pages),
+        stub("vllm.config", get_current_vllm_config_or_none=lambda: None),
         stub("vllm.v1"),
         stub("vllm.v1.attention"),
         stub("vllm.v1.attention.backends"),

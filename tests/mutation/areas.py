@@ -230,6 +230,11 @@ AREAS = (
         ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK),
     ),
     Area(
+        "vllm",
+        ("fa4/integrations/vllm/*",),
+        ("tests/integrations/test_vllm.py", "tests/integrations/test_vllm_mla.py -k 'not emulated'"),
+    ),
+    Area(
         "neighbours",
         ("fa4/compat/*", "fa4/integrations/*"),
         ("tests/test_compat.py", "tests/test_flash_mla.py", *_INTEGRATIONS),

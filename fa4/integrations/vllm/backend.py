@@ -24,6 +24,11 @@ from . import NAME
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
+def is_batch_invariant() -> bool:
+    """Whether vLLM is asked for results that do not depend on the rest of a batch."""
+    return os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+
+
 class Metadata(NamedTuple):
     """Metadata of a batch. Sequence b's new queries are rows query_start_loc[b] to query_start_loc[b + 1]; they are the
     last of its seq_lens[b] keys."""
@@ -147,7 +152,7 @@ class Attention(AttentionImpl):
         self._alibi: Any = None
         left = None if sliding_window is None else sliding_window - 1  # vLLM counts the query's own key
         self.window_size = (left, left if attn_type in _ENCODERS else None)
-        self.batch_invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+        self.batch_invariant = is_batch_invariant()
 
     def forward(
         self,
