@@ -75,10 +75,10 @@ class Server:
     """Requests on one paged cache. Pages without an owner and rows past the end of a sequence are NaN, and entries of
     the table past the rows in use are no page's number."""
 
-    def __init__(self, backend, seed, heads, page, dtype, speculative=0, world=1):
+    def __init__(self, backend, seed, heads, page, dtype, speculative=0):
         self.draw = torch.Generator().manual_seed(seed)
         self.heads, self.page, self.dtype = heads, page, dtype
-        self.cache = torch.full((24, page, COLUMNS), math.nan, dtype=dtype)
+        self.cache = torch.full((24, 2, page, COLUMNS), math.nan, dtype=dtype)[:, 1]  # of the second of two layers
         self.free = torch.randperm(24, generator=self.draw).tolist()
         self.requests = {}  # of each name, its pages and its rows
         self.attention = layer(backend, heads)
@@ -324,6 +324,7 @@ def test_what_vllm_is_told(backend, prefill):
     assert backend.supports_head_size(576) and not backend.supports_head_size(320)
     assert [size.base for size in backend.get_supported_kernel_block_sizes()] == [16]
     assert backend.supported_kv_cache_dtypes == ["auto", "float16", "bfloat16"]
+    assert backend.get_builder_cls()._cudagraph_support.name == "UNIFORM_BATCH"
     impl = backend.get_impl_cls()
     assert impl.supports_dcp and impl.can_return_lse_for_decode and not impl.supports_pcp
     combination = dict.fromkeys(PARAMETERS["MlaBackend.supports_combination"]) | dict(dtype=torch.bfloat16)

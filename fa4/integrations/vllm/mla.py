@@ -161,7 +161,7 @@ class MlaAttention(MLACommonImpl):
         unsupported = dict(alibi_slopes=alibi_slopes, sliding_window=sliding_window, logits_soft_cap=logits_soft_cap)
         for name, value in unsupported.items():
             if value:
-                raise NotImplementedError(f"{name} is {value!r}, expected None: vLLM has no such latent attention")
+                raise NotImplementedError(f"{name} is {value!r}, expected None: vLLM's prefill backends take none")
         if attn_type != AttentionType.DECODER:
             raise NotImplementedError(f"attn_type is {attn_type!r}, expected a decoder's own attention")
         if kv_cache_dtype not in MlaBackend.supported_kv_cache_dtypes:
