@@ -12,7 +12,8 @@ import torch
 
 from fa4.integrations import vllm as plugin
 
-# Parameters of the methods that vLLM calls by name, of vllm/v1/attention/backend.py at commit 0014ca6b9929 of its main.
+# Parameters of the methods that vLLM calls by name, of vllm/v1/attention/backend.py in 0.33.0 and at commit
+# 0014ca6b9929 of its main, which also has get_kv_cache_shape.
 PARAMETERS = {
     "AttentionImpl.__init__": (
         "self", "num_heads", "head_size", "scale", "num_kv_heads", "alibi_slopes", "sliding_window", "kv_cache_dtype",
@@ -140,8 +141,28 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("options", "meaning"), LAYERS.values(), ids=LAYERS)
-def test_a_prompt_in_parts_then_tokens_one_by_one(backend, options, meaning, seed):
+def whole(backend):
+    """A cache of older versions of vLLM: keys and values are two halves of it."""
+    return torch.full(backend.get_kv_cache_shape(8, PAGE, HEADS_KV, HEAD_DIM), math.nan)
+
+
+def joined(rows_first):
+    """A cache of vLLM 0.33, one layer of two: a row has its keys, then its values. rows_first: in memory rows come
+    before heads."""
+    shape = (8, 2, PAGE, HEADS_KV, 2 * HEAD_DIM) if rows_first else (8, 2, HEADS_KV, PAGE, 2 * HEAD_DIM)
+    cache = torch.full(shape, math.nan)[:, 1]
+    return cache.transpose(1, 2) if rows_first else cache
+
+
+CACHES = {"whole": whole, "rows first": lambda _: joined(True), "heads first": lambda _: joined(False)}
+
+
+@pytest.mark.parametrize(
+    ("options", "meaning", "cache_of"),
+    [(*layer, whole) for layer in LAYERS.values()] + [({}, {}, cache) for cache in list(CACHES.values())[1:]],
+    ids=[*LAYERS, *list(CACHES)[1:]],
+)
+def test_a_prompt_in_parts_then_tokens_one_by_one(backend, options, meaning, cache_of, seed):
     """Two requests in one batch, each step with other numbers of new tokens, on pages in no order; and padding."""
     draw = torch.Generator().manual_seed(seed)
     rows = [
@@ -149,7 +170,7 @@ def test_a_prompt_in_parts_then_tokens_one_by_one(backend, options, meaning, see
     ]
     requests = rows[:3], rows[3:]
     table = torch.randperm(8, generator=draw).view(2, 4).int()
-    cache = torch.full(backend.get_kv_cache_shape(8, PAGE, HEADS_KV, HEAD_DIM), math.nan)
+    cache = cache_of(backend)
     layer = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
     attention = backend.get_impl_cls()(HEADS, HEAD_DIM, HEAD_DIM**-0.5, HEADS_KV, **options)
     builder = backend.get_builder_cls()(None, [], None, torch.device("cpu"))
@@ -203,5 +224,6 @@ def test_what_is_refused(backend):
     builder = backend.get_builder_cls()(None, [], None, None)
     with pytest.raises(NotImplementedError, match="causal differs between requests"):
         builder.build(0, SimpleNamespace(causal=torch.ones(2, dtype=torch.bool)))
+    assert backend.supports_sliding_window() and backend.get_supported_kernel_block_sizes(None)[0].base == 16
     assert not backend.supports_head_size(512) and not backend.supports_attn_type("encoder_decoder")
     assert not backend.supports_compute_capability(SimpleNamespace(major=7, minor=5))

@@ -63,7 +63,7 @@ class Backend(AttentionBackend):
         return MetadataBuilder
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[Any]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
         return [MultipleOf(16)]
 
     @staticmethod
@@ -86,6 +86,10 @@ class Backend(AttentionBackend):
 
     @classmethod
     def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
         return True
 
     @classmethod
@@ -172,7 +176,8 @@ class Attention(AttentionImpl):
             layer: has the scales for writing the cache.
             query, key, value: (tokens, heads, head_size), all requests concatenated; rows from num_actual_tokens on are
                 padding.
-            kv_cache: `Backend.get_kv_cache_shape`.
+            kv_cache: (pages, heads_kv, rows of a page, 2 * head_size) with keys before values in each row, or of older
+                versions of vLLM, `Backend.get_kv_cache_shape`.
             attn_metadata: None while vLLM measures memory.
             output: like query; rows before num_actual_tokens are written.
         """
@@ -194,7 +199,7 @@ class Attention(AttentionImpl):
             options |= dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths, max_seqlen_k=batch.max_query_len)
             out = flash_attn_varlen_func(query[:rows], key[:rows], value[:rows], **options)
         else:
-            k_cache, v_cache = kv_cache.unbind(0)
+            k_cache, v_cache = self._split(kv_cache)
             if self.writes_keys and key is not None:
                 self._write(layer, key, value, k_cache, v_cache, batch.slot_mapping)
             out = flash_attn_with_kvcache(
@@ -211,6 +216,12 @@ class Attention(AttentionImpl):
             )
         output[:rows].copy_(out.view_as(output[:rows]))
         return output
+
+    def _split(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
+        """Return keys and values, (pages, rows of a page, heads_kv, head_size)."""
+        if kv_cache.ndim == 5:
+            return kv_cache.unbind(0)
+        return kv_cache.transpose(1, 2).split(self.head_size, -1)
 
     def _write(self, layer: Any, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
         """Write keys and values by vLLM's own kernel, which skips padding (slot -1)."""
