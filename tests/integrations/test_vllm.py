@@ -32,6 +32,7 @@ PARAMETERS = {
 # Those beside that a backend has to have.
 ABSTRACT = ("get_name", "get_impl_cls", "get_builder_cls")
 HEADS, HEADS_KV, HEAD_DIM, PAGE = 4, 2, 16, 16
+SCALE = 0.3  # not the usual one for HEAD_DIM
 
 
 def stub(name, **members):
@@ -121,7 +122,7 @@ def test_another_backend_keeps_the_name(registered):
 def formula(q, k, v, window=None, softcap=0.0, slopes=None, sink=None):
     """(queries, heads, head_dim) in float64 of one sequence, whose last keys are the queries' own."""
     k, v = (x.double().repeat_interleave(HEADS // HEADS_KV, 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * HEAD_DIM**-0.5
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * SCALE
     distance = torch.arange(len(k)) - (torch.arange(len(q)) + len(k) - len(q))[:, None]
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     scores = scores if slopes is None else scores + torch.tensor(slopes, dtype=torch.float64)[:, None, None] * distance
@@ -172,7 +173,7 @@ def test_a_prompt_in_parts_then_tokens_one_by_one(backend, options, meaning, cac
     table = torch.randperm(8, generator=draw).view(2, 4).int()
     cache = cache_of(backend)
     layer = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
-    attention = backend.get_impl_cls()(HEADS, HEAD_DIM, HEAD_DIM**-0.5, HEADS_KV, **options)
+    attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, **options)
     builder = backend.get_builder_cls()(None, [], None, torch.device("cpu"))
     done = [0, 0]
     for new in ((17, 3), (6, 20), (1, 1), (1, 4)):
@@ -195,7 +196,7 @@ def test_a_prompt_in_parts_then_tokens_one_by_one(backend, options, meaning, cac
 def test_an_encoder_sees_both_sides(backend, seed):
     draw = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(9, h, HEAD_DIM, generator=draw) for h in (HEADS, HEADS_KV, HEADS_KV))
-    attention = backend.get_impl_cls()(HEADS, HEAD_DIM, HEAD_DIM**-0.5, HEADS_KV, attn_type="encoder_only")
+    attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, attn_type="encoder_only")
     common = SimpleNamespace(
         num_actual_tokens=9, query_start_loc=torch.tensor([0, 4, 9], dtype=torch.int32), seq_lens=None,
         block_table_tensor=None, slot_mapping=None, max_query_len=5, max_seq_len=5, causal=False,
@@ -204,11 +205,27 @@ def test_an_encoder_sees_both_sides(backend, seed):
     got = attention.forward(None, q, k, v, None, batch, torch.empty_like(q))
     expected = [
         torch.nn.functional.scaled_dot_product_attention(
-            *(x[a:b].double().transpose(0, 1) for x in (q, k, v)), enable_gqa=True
+            *(x[a:b].double().transpose(0, 1) for x in (q, k, v)), scale=SCALE, enable_gqa=True
         ).transpose(0, 1)
         for a, b in ((0, 4), (4, 9))
     ]
     assert (got - torch.cat(expected)).abs().max() < 1e-5
+
+
+def test_a_layer_that_shares_anothers_cache_writes_nothing(backend, seed):
+    draw = torch.Generator().manual_seed(seed)
+    cache = torch.randn(backend.get_kv_cache_shape(2, PAGE, HEADS_KV, HEAD_DIM), generator=draw)
+    before, q, k = cache.clone(), *(torch.randn(1, h, HEAD_DIM, generator=draw) for h in (HEADS, HEADS_KV))
+    attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, kv_sharing_target_layer_name="another")
+    common = SimpleNamespace(
+        num_actual_tokens=1, query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens=torch.tensor([20], dtype=torch.int32), block_table_tensor=torch.tensor([[1, 0]], dtype=torch.int32),
+        slot_mapping=torch.tensor([3]), max_query_len=1, max_seq_len=32, causal=True,
+    )  # fmt: skip
+    batch = backend.get_builder_cls()(None, [], None, torch.device("cpu")).build(0, common)
+    got = attention.forward(None, q, k, k, cache, batch, torch.empty_like(q))
+    rows = [x[[1, 0]].flatten(0, 1)[:20] for x in cache]
+    assert torch.equal(cache, before) and (got - formula(q, *rows)).abs().max() < 1e-5
 
 
 def test_what_is_refused(backend):

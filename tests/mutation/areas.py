@@ -232,7 +232,8 @@ AREAS = (
     Area(
         "vllm",
         ("fa4/integrations/vllm/*",),
-        ("tests/integrations/test_vllm.py", "tests/integrations/test_vllm_mla.py -k 'not emulated'"),
+        ("tests/integrations/test_vllm.py",),
+        ("tests/integrations/test_vllm_mla.py -k 'not emulated'",),
     ),
     Area(
         "neighbours",
