@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from warpcheck.machine import EmulationOptions
 from warpcheck.machine.record import EVENTS, KINDS
+from warpcheck.timing.code import issue_of
+from warpcheck.timing.replay import replay
 from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, launch
 
 
@@ -51,9 +53,60 @@ def test_a_wait_is_recorded_once_however_long_it_takes():
     assert {wait["phases"] for wait in events(record, "wait")} == {1}
 
 
+def test_a_loop_of_tests_of_a_barrier_is_recorded_as_one_wait():
+    """How often the emulation looks at the barrier is no fact of a chip."""
+    body = """
+        setp.eq.u32 %p0, %r0, 0;
+        @%p0 mbarrier.init.shared.b64 [%r2], 1;
+        bar.sync 0;
+        shr.u32 %r4, %r0, 5; setp.eq.u32 %p2, %r4, 0;
+        @%p2 bra LOOP;
+        mov.u32 %r5, 0;
+    BUSY: add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 500; @%p3 bra BUSY;
+        setp.eq.u32 %p4, %r0, 32;
+        @%p4 mbarrier.arrive.shared.b64 %d0, [%r2];
+        bra DONE;
+    LOOP: mbarrier.test_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra LOOP;
+    DONE:
+    """
+    _, record = recorded(body, [], block=64)
+    (wait,) = events(record, "wait")
+    assert wait["phases"] == 1
+    waiting = next(warp for warp in record.warps if warp.warp == 0)
+    assert waiting.executed < 20
+
+
 def test_named_barriers_are_recorded_though_the_machine_steps_over_them():
     _, record, *_ = copy_in_and_out()
     assert len(events(record, "named")) == 8  # two by each of four warps
+
+
+# Each lane copies a word, and the barrier at the start of shared memory has 32 arrivals a phase.
+COPIES = """
+    setp.ne.u32 %p0, %r0, 0;
+    @!%p0 mbarrier.init.shared.b64 [%r2], 32;
+    bar.sync 0;
+    mul.wide.u32 %d0, %r0, 4; add.u64 %d0, %a0, %d0;
+    shl.b32 %r4, %r0, 2; add.u32 %r4, %r4, %r2;
+    cp.async.ca.shared.global [%r4+128], [%d0], 4;
+    cp.async.mbarrier.arrive{noinc}.shared.b64 [%r2];
+    {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("noinc", "added", "more"), [(".noinc", 0, ""), ("", 32, "mbarrier.arrive.shared.b64 %d1, [%r2];")]
+)
+def test_copies_of_threads_arrive_when_they_are_done(noinc, added, more):
+    body = COPIES.format(noinc=noinc, more=more) + WAIT
+    _, record = recorded(body, [np.arange(32, dtype=np.uint32)])
+    (arrival,), (init,) = events(record, "copy_arrive"), events(record, "init")
+    assert arrival == {"cta": 0, "barrier": init["barrier"], "arrivals": 32, "added": added}
+    times = replay(record, issue_of(record, guess=True))
+    (cycles,) = (
+        waited for (_, at), waited in times.waited.items() if "try_wait" in record.kernel.instructions[at].opcode
+    )
+    assert cycles > times.chip.numbers["l2_latency"].value / 2  # the copies were on their way
 
 
 @pytest.mark.parametrize(("stride", "passes"), [(4, 1), (8, 2), (128, 32), (0, 1)])

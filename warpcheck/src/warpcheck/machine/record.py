@@ -23,6 +23,7 @@ EVENTS = (
     ("shared", "bytes", "passes", "cta"),
     ("global", "bytes", "sectors", "address", "access"),
     ("cancel", "cta", "barrier"),
+    ("copy_arrive", "cta", "barrier", "arrivals", "added"),
 )
 KINDS = {names[0]: number for number, names in enumerate(EVENTS)}
 

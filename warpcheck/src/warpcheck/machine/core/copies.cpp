@@ -436,6 +436,7 @@ Next Engine::async_copy(Exec& x) {
                 uint32_t offset;
                 Cta& cta = shared_cta(w, m.space, x.value(0, l) + uint64_t(m.offset), offset);
                 if (!m.noinc) ++mbarrier(cta, offset).pending;
+                if (w.timed) w.timed->arrive(Timed::CopyArrive, cta.linear, offset, 1, !m.noinc);
                 AsyncPtr op = make_op(x, "cp.async arrive");
                 AsyncOp* self = op.get();
                 op->async_proxy = false;

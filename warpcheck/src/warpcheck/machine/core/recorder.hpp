@@ -24,6 +24,7 @@ enum class Timed : int64_t {
     Shared,     // ld, st, atom on shared memory: bytes, passes over the banks, cta
     Global,     // ld, st, atom, cp.async on global memory: bytes, sectors of 32 bytes, first address, 0 load 1 store 2 atomic
     Cancel,     // clusterlaunchcontrol.try_cancel: cta and barrier signalled
+    CopyArrive, // cp.async.mbarrier.arrive: cta, barrier, arrivals, arrivals that it adds to those of the phase
 };
 
 struct TimedEvent {
@@ -48,16 +49,17 @@ struct WarpRecord {
     void note(Timed kind, int64_t a = 0, int64_t b = 0, int64_t c = 0, int64_t d = 0, int64_t e = 0, int64_t f = 0) {
         events.push_back({int64_t(executed), int64_t(kind), {a, b, c, d, e, f}});
     }
-    void arrive(int64_t cta, int64_t barrier, int64_t count, int64_t bytes) {
+    // Arrivals of several lanes at a barrier are one event. `more`: bytes, or added arrivals.
+    void arrive(Timed kind, int64_t cta, int64_t barrier, int64_t count, int64_t more) {
         if (!events.empty()) {
             TimedEvent& last = events.back();
-            if (last.at == int64_t(executed) && last.kind == int64_t(Timed::Arrive) && last.value[0] == cta && last.value[1] == barrier) {
+            if (last.at == int64_t(executed) && last.kind == int64_t(kind) && last.value[0] == cta && last.value[1] == barrier) {
                 last.value[2] += count;
-                last.value[3] += bytes;
+                last.value[3] += more;
                 return;
             }
         }
-        note(Timed::Arrive, cta, barrier, count, bytes);
+        note(kind, cta, barrier, count, more);
     }
 };
 

@@ -28,7 +28,7 @@ struct Warp {
     std::vector<std::pair<Cycles, Cycles>> bulk_groups;     // completion of the reads, and of the writes
     std::pair<Cycles, Cycles> bulk_open{0, 0};
     std::vector<Cycles> copy_groups;
-    Cycles copy_open = 0;
+    Cycles copy_open = 0, copies_done = 0;      // completion of the copies after the last commit, and of all copies
     int64_t wgmma_issued = 0, wgmma_committed = 0;          // number of instructions, and of those in committed groups
     std::vector<int64_t> wgmma_groups;                      // instructions issued up to each commit
     int64_t wgmma_waits_for = 0;                            // number of instructions that must complete
@@ -587,7 +587,7 @@ private:
                 result_.busy["smem threads"] += passes;
                 read = sm.lsu_free + 8;
                 done = sm.lsu_free + (remote ? chip_.dsmem_latency : chip_.smem_latency);
-                if (copies(in)) w.copy_open = std::max(w.copy_open, copy_done_);
+                if (copies(in)) w.copy_open = std::max(w.copy_open, copy_done_), w.copies_done = std::max(w.copies_done, copy_done_);
                 break;
             }
             case Timed::Global: {
@@ -606,11 +606,15 @@ private:
                 copy_done_ = done;
                 break;
             }
+            case Timed::CopyArrive:
+                cta_of(v[0]).barriers[v[1]].pending += v[3];
+                push(std::max(t, w.copies_done) + chip_.mbarrier_arrive, What::Arrive, v[0], v[1], v[2], 0);
+                break;
             case Timed::Cancel: push(t + chip_.cancel_latency, What::Arrive, v[0], v[1], 0, -16); break;
         }
     }
 
-    static bool copies(const Instruction* in) { return in && Action(in->action) == Action::CopyArrive; }
+    static bool copies(const Instruction* in) { return in && Action(in->action) == Action::Copy; }
 
     void load(Cta& cta, size_t i, const TimedEvent& e, Cycles t) {
         const int64_t* v = e.value;

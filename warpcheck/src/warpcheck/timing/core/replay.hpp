@@ -25,7 +25,7 @@ constexpr int kScoreboards = 64;
 // the rest.
 enum class Action : int64_t {
     None, TmemLoad, TmemStore, TmemWaitLoad, TmemWaitStore, BulkCommit, BulkWait, BulkWaitRead, Wgmma, WgmmaCommit, WgmmaWait,
-    CopyCommit, CopyWait, CopyArrive, ClusterArrive, ClusterWait, NamedSync, NamedArrive, TensorSync, Exit, Clock,
+    CopyCommit, CopyWait, Copy, ClusterArrive, ClusterWait, NamedSync, NamedArrive, TensorSync, Exit, Clock,
 };
 
 // A machine instruction of the issue model.
