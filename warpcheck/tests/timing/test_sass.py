@@ -11,10 +11,12 @@ from warpcheck.host.stored import register_stored
 from warpcheck.timing.sass import Slot, code, cycles_alone, issue_model
 from warpcheck.timing.sass.blocks import machine_blocks
 from warpcheck.timing.sass.control import Control
+from warpcheck.timing.sass.issue import tie
 from warpcheck.timing.sass.paths import path_coverage
 from warpcheck.timing.sass.pipes import rate
 from warpcheck.timing.sass.stalls import distances
 from warpcheck_cases import small_kernels
+from warpcheck_cases.handwritten import entry
 from warpcheck_cases.requirements import needs_nvdisasm
 
 from warpcheck import emulate
@@ -154,6 +156,38 @@ def code_of(ptx, entry):
 def slot(opcode, stall=1, wait=0, written=None, read=None, until=None):
     row = rate(opcode, "sm_90a")
     return Slot(row.pipe, stall, wait, written, read, None, opcode, 0, False, row.occupancy, row.latency, until)
+
+
+# A thread takes over another CTA behind a branch; then all wait.
+TAKES_OVER = """
+    setp.ne.u32 %p0, %r0, 0;
+    @%p0 bra WAIT;
+    clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2+64], [%r2];
+WAIT:
+    bar.sync 0;
+"""
+# Machine code of the second block and the third as one, with predicates: (opcode, guard, PTX instruction).
+MERGED = {
+    "a vote for a guarded instruction": [
+        ("VOTEU.ANY", "", "clusterlaunchcontrol"), ("UGETNEXTWORKID.SELFCAST", "@P0", "clusterlaunchcontrol"),
+    ],
+    "a spilled register": [("STL.64", "", "bra"), ("UGETNEXTWORKID.SELFCAST", "@P0", "clusterlaunchcontrol")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged_blocks_are_issued_where_all_threads_come(name):
+    kernel = code_of(entry(TAKES_OVER, 0), "test")
+    at = {instruction.parts[0]: i for i, instruction in enumerate(kernel.instructions)}
+    steady = Control(1, False, None, None, 0, 0)
+    instructions = tuple(
+        code.MachineInstruction(16 * i, opcode, guard, "", steady, kernel.instructions[at[of]].line)
+        for i, (opcode, guard, of) in enumerate([*MERGED[name], ("BAR.SYNC", "", "bar"), ("EXIT", "", "ret")])
+    )
+    lines = {instruction.line: [i] for i, instruction in enumerate(kernel.instructions)}
+    model = tie(kernel, code.Function("test", instructions, frozenset()), lines, "sm_100a")
+    (block,) = (block for block in model.blocks if block.slots)
+    assert block.start <= at["bar"] < block.stop and len(block.slots) == len(instructions)
 
 
 # By hand: (slots, clocks at which they issue, clocks until the next could).

@@ -17,20 +17,13 @@ from dataclasses import dataclass
 
 from warpcheck.machine.ptx import Kernel, parse
 from warpcheck.timing.sass import blocks as flow
+from warpcheck.timing.sass.anchors import ANCHORS, anchored
 from warpcheck.timing.sass.code import Function, MachineInstruction, cubin_in, embedded_ptx, functions
 from warpcheck.timing.sass.pipes import Rate, rate
 
-# Instructions with effects: they run as often as the PTX instructions that they were compiled from.
-_ANCHORS = frozenset({
-    "BAR", "SYNCS", "STS", "STG", "ST", "STL", "STSM", "STAS", "RED", "REDG", "ATOM", "ATOMS", "ATOMG", "LDGSTS",
-    "LDGDEPBAR", "DEPBAR", "MEMBAR", "FENCE", "WARPGROUP", "HGMMA", "HMMA", "SHFL", "VOTE", "VOTEU", "REDUX", "CREDUX",
-    "LDTM", "STTM", "UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "UTCMXQMMA", "UTCBAR", "UTCCP", "UTCATOMSWS", "UTMALDG",
-    "UTMASTG", "UTMAREDG", "UTMACMDFLUSH", "UBLKCP", "UBLKRED", "UCGABAR_ARV", "UCGABAR_WAIT", "USETMAXREG", "ACQBULK",
-    "PREEXIT",
-})  # fmt: skip
 _EFFECTS = frozenset({
     "mbarrier", "tcgen05", "wgmma", "cp", "bar", "barrier", "st", "stmatrix", "red", "atom", "fence", "setmaxnreg",
-    "griddepcontrol",
+    "griddepcontrol", "clusterlaunchcontrol",
 })  # fmt: skip
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
 _A_BIT_OF_ANOTHER = "wgmma.commit_group"  # in machine code, a bit of the last product of the group
@@ -312,16 +305,14 @@ def _homes(kernel: Kernel, function: Function, slots: Sequence[Slot], of_ptx: fl
     untied = []
     for block in range(len(of_code)):
         span = of_code[block]
-        sure: list[int] = []
+        sure = [of_ptx.of(at) for at in anchored(kernel, ((function.instructions[i], slots[i].ptx) for i in span))]
         likely: Counter[int] = Counter()
         for i in span:
             instruction, slot = function.instructions[i], slots[i]
             if slot.ptx is None:
                 continue
             home = of_ptx.of(slot.ptx)
-            is_end = i == span[-1] and instruction.root in flow.ENDS
-            converted = slot.guarded and kernel.instructions[slot.ptx].guard is None
-            if is_end or (instruction.root in _ANCHORS and not converted):
+            if i == span[-1] and instruction.root in flow.ENDS:
                 sure.append(home)
             likely[home] += 1 if instruction.guard else 2
         if sure:
@@ -351,7 +342,7 @@ def _block(
     tried: set[int] = set()
     for block, part in parts.items():
         waits = {slot.ptx for slot in part if slot.ptx is not None and _is_wait(kernel, slot.ptx)}
-        does_more = any(slot.opcode.partition(".")[0] in _ANCHORS and slot.ptx not in waits for slot in part)
+        does_more = any(slot.opcode.partition(".")[0] in ANCHORS and slot.ptx not in waits for slot in part)
         if block in cold or (waits & tried and not does_more) or (retries and not made_of[block]):
             retries.extend(part)
         else:
