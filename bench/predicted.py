@@ -1,6 +1,6 @@
 """Rows of a suite as the emulator's clock predicts them, in the form of measured ones: `bench.compare` reads both.
 
-python -m bench.predicted FILE prints the tables of docs/timing.md.
+python -m bench.predicted FILE prints the tables of docs/results/predicted-times.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from warpcheck.timing.chips import chip_table
 
 from fa4.emulator.attention import Problem
-from fa4.emulator.predict import predict
+from fa4.emulator.latents import HEADS, Latents, predict_latents
+from fa4.emulator.predict import Prediction, predict
 
 from .suites import BenchCase
 
@@ -30,6 +31,7 @@ PREDICTED = {  # provider: package of `fa4.emulator.attention`, and whether its 
     "fa4": ("fa4", False),
     "fa4-deterministic": ("fa4", True),
     "flash-attn-4": ("flash-attn-4", False),
+    "cudnn-frontend": ("cudnn-frontend", False),  # its kernels in CuTe DSL; the provider "cudnn" is libcudnn
 }
 
 
@@ -40,10 +42,8 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4") -> dict:
     reason = _beyond(case) or ("a forward is always deterministic" if deterministic and case.direction == "fwd" else "")
     if reason:
         return {**row, "skipped": reason}
-    sizes = case.batch, case.seqlen_q, case.heads_q, case.head_dim, case.head_dim_v
-    problem = Problem(case.direction, *sizes, case.causal, deterministic)
     try:
-        found = predict(problem, chip, package)
+        found = _prediction(case, chip, package, deterministic)
     except (ValueError, ImportError) as error:
         return {**row, "skipped": str(error)}
     except RuntimeError as error:
@@ -55,11 +55,22 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4") -> dict:
         **({"gbps": case.nbytes / found.milliseconds / 1e6} if case.direction == "fwd" else {}),
         "cycles": found.cycles,
         "bound": found.bound,
+        "kernels": [{"cycles": part.cycles, "bound": part.bound} for part in found.parts or (found,)],
         "issue_model": found.times[0].source,
     }
 
 
+def _prediction(case: BenchCase, chip: str, package: str, deterministic: bool) -> Prediction:
+    if case.v_in_k:
+        return predict_latents(Latents(case.batch, case.seqlen_q, case.seqlen_k, case.causal), package, chip)
+    sizes = case.batch, case.seqlen_q, case.heads_q, case.head_dim, case.head_dim_v
+    return predict(Problem(case.direction, *sizes, case.causal, deterministic), chip, package)
+
+
 def _beyond(case: BenchCase) -> str:
+    if case.v_in_k:
+        is_predicted = case.heads_q == HEADS and case.page_size is None and not case.fp8 and case.direction == "fwd"
+        return "" if is_predicted else f"of latents only a forward of {HEADS} heads without pages is predicted"
     if case.heads_q != case.heads_kv or case.seqlen_q != case.seqlen_k:
         return "only self-attention with as many key/value heads is predicted"
     if case.fp8 or case.page_size is not None or case.dtype != "bfloat16":
@@ -80,8 +91,26 @@ FITTED = {(direction, 128, False, seqlen) for direction in ("fwd", "bwd") for se
 
 
 def tables(rows: list[dict]) -> str:
-    """The tables of docs/timing.md: flash-attn-4 beside what was published, and ours beside flash-attn-4."""
+    """The tables of docs/results/predicted-times.md: flash-attn-4 beside what was published, and ours beside
+    flash-attn-4. Of wide heads, for which nothing is published: all packages side by side."""
+    if all(row.get("suite") in ("wide", "latents") for row in rows):
+        return f"{_with_bounds(rows)}\n"
     return f"{_against_published(rows)}\n\n{_side_by_side(rows)}\n"
+
+
+def _with_bounds(rows: list[dict]) -> str:
+    """TFLOP/s of each package, and the busiest unit of each kernel that has products."""
+    packages = [name for name in PREDICTED if any(row["provider"] == name for row in rows)]
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if "tflops" in row:
+            bounds = ", ".join(kernel["bound"] for kernel in row["kernels"])
+            found.setdefault(row["label"], {})[row["provider"]] = f"{row['tflops']:.0f} ({bounds})"
+    lines = [f"| TFLOP/s (bound by) | {' | '.join(packages)} |", "|---" * (len(packages) + 1) + "|"]
+    for label, of in found.items():
+        cells = label.replace(" bfloat16", ""), *(of.get(name, "") for name in packages)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def _against_published(rows: list[dict]) -> str:

@@ -259,12 +259,14 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, graph,
     """Check and time a suite; rows go to a JSONL file, a table to the terminal."""
     if providers is None:
         providers = ",".join(PEERS if suite in CHIP_SUITES else ("fa4", "sdpa"))
-    names = [name.strip() for name in providers.split(",")]
-    unknown = [name for name in names if name not in PROVIDERS]
+    names, known = [name.strip() for name in providers.split(",")], list(PROVIDERS)
+    if predict:
+        from .predicted import PREDICTED
+
+        known = [*dict.fromkeys((*PROVIDERS, *PREDICTED))]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise click.BadParameter(
-            f"{', '.join(unknown)}: expected some of {', '.join(PROVIDERS)}", param_hint="--providers"
-        )
+        raise click.BadParameter(f"{', '.join(unknown)}: expected some of {', '.join(known)}", param_hint="--providers")
     try:
         cases = [case for case in SUITES[suite] if re.search(pattern, case.label)]
     except re.error as error:
@@ -278,8 +280,6 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, graph,
             raise click.BadParameter(str(error), param_hint="--dry-run") from None
         raise SystemExit(1 if dry_run(cases, chip) else 0)
     if predict:
-        from .predicted import PREDICTED
-
         raise SystemExit(_predict(suite, cases, [name for name in names if name in PREDICTED], output))
     where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if suite in CHIP_SUITES and where.type == "cpu":

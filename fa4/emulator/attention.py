@@ -35,13 +35,18 @@ class Problem:
     deterministic: bool = False
 
     @property
+    def pairs(self) -> float:
+        """Visible pairs of a query and a key, over all heads."""
+        of_head = self.seqlen * (self.seqlen + 1) / 2 if self.causal else float(self.seqlen) ** 2
+        return self.batch * self.heads * of_head
+
+    @property
     def flops(self) -> float:
         """Over the visible pairs."""
-        pairs = self.seqlen * (self.seqlen + 1) / 2 if self.causal else float(self.seqlen) ** 2
         columns = self.head_dim + self.head_dim_v
         if self.direction == "bwd":
             columns = 3 * self.head_dim + 2 * self.head_dim_v
-        return 2.0 * self.batch * self.heads * pairs * columns
+        return 2.0 * self.pairs * columns
 
 
 class Shape(NamedTuple):
@@ -54,10 +59,12 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Package:
-    """attend: q, k, v, causal, deterministic -> out. options: of `emulate`."""
+    """attend: q, k, v, causal, deterministic -> out. options: of `emulate`. exchanged: bytes for each pair of a query
+    and a key that each main kernel of the backward writes to device memory, or reads from there."""
 
     attend: Attend
     options: dict[str, Any] = field(default_factory=dict)
+    exchanged: int = 0
 
 
 def _fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
@@ -69,14 +76,52 @@ def _fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> 
 def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
     from flash_attn.cute.interface import flash_attn_func
 
-    out = flash_attn_func(q, k, v, causal=causal, deterministic=deterministic)
+    try:
+        out = flash_attn_func(q, k, v, causal=causal, deterministic=deterministic)
+    except AssertionError as error:  # how it refuses head dims
+        raise ValueError(str(error)) from None
     return out[0] if isinstance(out, tuple) else out
 
 
+class _Cudnn(torch.autograd.Function):
+    """Attention of nvidia-cudnn-frontend's kernels in CuTe DSL, which have no autograd of their own. Their tensors
+    have heads before rows."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        from cudnn.sdpa.fwd.api_dsl import sdpa_fwd_wrapper_dsl_sm100
+
+        heads_first = [x.detach().transpose(1, 2) for x in (q, k, v)]
+        result = sdpa_fwd_wrapper_dsl_sm100(*heads_first, is_causal=causal)
+        ctx.save_for_backward(*heads_first, result["o_tensor"], result["lse_tensor"][..., None])
+        ctx.causal = causal
+        return result["o_tensor"].transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *douts: Tensor) -> tuple[Tensor | None, ...]:
+        from cudnn.sdpa.bwd import SdpaBwdDslSm100D256
+
+        q, k, v, out, lse = ctx.saved_tensors
+        grads = [torch.empty_like(x.transpose(1, 2).contiguous()).transpose(1, 2) for x in (q, k, v)]
+        tensors = q, k, v, out, douts[0].contiguous().transpose(1, 2), lse, *grads
+        api = SdpaBwdDslSm100D256(*tensors, is_causal=ctx.causal)
+        api.check_support()
+        workspace = torch.empty(api.scratch_workspace_bytes(), dtype=torch.uint8, device=q.device)
+        api.execute(*tensors, workspace=workspace)
+        return *(x.transpose(1, 2) for x in grads), None
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+    return _Cudnn.apply(q, k, v, causal)
+
+
+# Host code of other packages asks where tensors are, and flash-attn-4 initialises a barrier twice.
+_FOREIGN = {"tells_devices_apart": True, "on_finding": "collect"}
 PACKAGES = {
     "fa4": Package(_fa4),
-    # Its host code asks where tensors are, and it initialises a barrier twice.
-    "flash-attn-4": Package(_flash_attn_4, {"tells_devices_apart": True, "on_finding": "collect"}),
+    "flash-attn-4": Package(_flash_attn_4, _FOREIGN),
+    # Its backward writes dS in 16 bits; products of matrices over dS are dQ and dK.
+    "cudnn-frontend": Package(_cudnn, _FOREIGN, exchanged=2),
 }
 
 

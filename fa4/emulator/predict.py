@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,16 @@ from warpcheck.timing.chips import ChipTable, chip_table
 from warpcheck.timing.grid import CtaCost, Sample, TileScheduler, ordered_makespan
 from warpcheck.timing.replay import Times, replay
 
-from fa4.emulator.attention import Problem, Shape, recorded, spec_of
+from fa4.emulator.attention import PACKAGES, Problem, Shape, recorded, spec_of
 from fa4.emulator.tile_schedule import TileSchedule, tile_schedule_of
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import ProblemSize
 
 _TILE_N = 128  # keys of a CTA of the backward
+_CUDNN = "cudnn-frontend"
 _SMS = {"sm_100a": 2, "sm_90a": 1}  # emulated multiprocessors: a pair of CTAs has two
+_CTAS = {256: 2, 512: 4}  # of a forward's cluster, by head dim, where every package has clusters
 _ROWS = {
     ("sm_100a", 64): 256,
     ("sm_100a", 128): 256,
@@ -31,6 +34,10 @@ _ROWS = {
     ("sm_100a", 256): 128,
     ("sm_90a", 128): 128,
 }  # of a CTA's tile
+# Multiprocessors of a B200 that clusters of four reach: 34 clusters are resident (launch__cluster_max_active of Nsight
+# Compute, in the sources of nvidia-cudnn-frontend 1.32.0).
+_REACHED = {("sm_100a", 4): 136}
+_CUDNN_ROWS = {("sm_100a", 256): 128, ("sm_100a", 512): 64}
 _AUXILIARY = Shape(1024, 256, 1)  # replayed for the kernels before and after the main kernel
 _L2_GROUP_BYTES = 50 << 20  # shared by the heads of an L2 group of flash-attn-4
 
@@ -81,11 +88,15 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Replayed:
-    """times: launches of the main kernel, one for each shape. auxiliary: the kernels before and after one launch."""
+    """times: launches of the main kernel, one for each shape. auxiliary: the kernels before and after one launch.
+    owns_queries: a CTA of a backward has a block of queries and iterates over keys; queries and keys of `shapes` are
+    exchanged, so that keys are what a CTA owns.
+    """
 
     times: tuple[Times, ...]
     shapes: tuple[Shape, ...]
-    auxiliary: tuple[Times, ...]
+    auxiliary: tuple[Times, ...] = ()
+    owns_queries: bool = False
 
     @property
     def ctas(self) -> int:
@@ -94,11 +105,26 @@ class _Replayed:
     @property
     def has_one_grid(self) -> bool:
         """Whether longer problems have more steps and not more CTAs."""
-        return len({math.prod(times.record.launch.grid) for times in self.times}) == 1
+        return len({math.prod(times.record.launch.grid) for times in self.times[:2]}) == 1
 
-    def tiles(self, times: Times) -> int:
-        """Return the tiles per multiprocessor (or CTA pair), if each tile has a CTA."""
-        return math.prod(times.record.launch.grid) // times.sms
+    @property
+    def takes_tiles(self) -> bool:
+        """Whether CTAs take the tiles of CTAs that have not started."""
+        return any(math.prod(times.record.launch.grid) > len(times.ends) for times in self.times)
+
+    @property
+    def backward_rows(self) -> int:
+        """Return the rows of a cluster of a backward whose grid has a cluster for each tile."""
+        shape, clusters = self.shapes[-1], math.prod(self.times[-1].record.launch.grid) // self.ctas
+        return shape.keys * shape.heads // clusters
+
+    def samples(self, schedule: TileSchedule, problem: Problem) -> list[Sample]:
+        """Return what the launches took, with the tiles of the schedule."""
+        found = []
+        for times, shape in zip(self.times, self.shapes):
+            tiles = len(schedule.steps(problem.direction, shape.queries, shape.keys, problem.causal)) * shape.heads
+            found.append(Sample.of(times, tiles * schedule.ctas // times.sms))
+        return found
 
     def flops_a_step(self, schedule: TileSchedule, problem: Problem) -> float:
         """Return the FLOPs of a step per multiprocessor.
@@ -132,8 +158,10 @@ def predict(
     table = table or chip_table(chip)
     if chip == "sm_90a" and (problem.causal or problem.direction == "bwd"):
         raise ValueError(f"causal forwards and backwards on {chip} are not predicted: tiles change with the length")
-    if (chip, problem.head_dim) not in _ROWS:
-        raise ValueError(f"head_dim {problem.head_dim} on {chip} is not predicted, only {', '.join(map(str, _ROWS))}")
+    rows = _rows_of(package)
+    if (chip, problem.head_dim) not in rows:
+        listed = ", ".join(str(head_dim) for of_chip, head_dim in rows if of_chip == chip) or "none"
+        raise ValueError(f"{package}: head_dim {problem.head_dim} on {chip} is not predicted, only {listed}")
     small = dataclasses.replace(problem, batch=1, seqlen=0, heads=1)
     if problem.direction == "bwd":
         kernels = _backward(table, package, small, timeline)
@@ -144,7 +172,8 @@ def predict(
         forward = _plan(problem, chip)._forward
         replayed = _forward(table, package, small, timeline, forward.cfg.rows, forward.tiles)
     else:
-        replayed = _forward(table, package, small, timeline, _ROWS[chip, problem.head_dim])
+        of_cluster = rows[chip, problem.head_dim] * _CTAS.get(problem.head_dim, 1)
+        replayed = _forward(table, package, small, timeline, of_cluster)
     return _whole(problem, table, package, replayed, clock or table.clock_of(problem.direction))
 
 
@@ -155,30 +184,41 @@ def _plan(problem: Problem, chip: str) -> Any:
     return dispatch.plan(spec_of(problem), extent, chip_by_number(number))
 
 
-def _schedule(problem: Problem, chip: str, package: str, ctas: int) -> TileSchedule:
-    """Return the schedule of fa4's plan, or of flash-attn-4's tables. ctas: of a cluster."""
+def _rows_of(package: str) -> dict[tuple[str, int], int]:
+    return _CUDNN_ROWS if package == _CUDNN else _ROWS
+
+
+def _schedule(problem: Problem, chip: str, package: str, replayed: _Replayed) -> TileSchedule:
+    """Return the schedule of fa4's plan, or of another package's grid."""
     if package == "fa4":
         return tile_schedule_of(_plan(problem, chip), problem.direction)
-    rows = _TILE_N if problem.direction == "bwd" else _ROWS[chip, problem.head_dim]
-    descending = problem.direction == "fwd" or problem.deterministic
-    l2_group = min(problem.batch * problem.heads, _l2_group(problem))
-    return TileSchedule(rows * ctas, 128, TileScheduler.STATIC, l2_group, descending, ctas)
+    ctas, pairs = replayed.ctas, problem.batch * problem.heads
+    if problem.direction == "fwd":
+        l2_group = pairs if package == _CUDNN else min(pairs, _l2_group(problem))
+        return TileSchedule(
+            _rows_of(package)[chip, problem.head_dim] * ctas, 128, TileScheduler.STATIC, l2_group, True, ctas
+        )
+    step = 256 if problem.head_dim == 256 else 128  # of queries, that a causal mask leaves out
+    l2_group = 1 if package == _CUDNN else min(pairs, _l2_group(problem))
+    # The first block of keys has most steps, the first block of queries the fewest.
+    descending = problem.deterministic or replayed.owns_queries
+    return TileSchedule(replayed.backward_rows, step, TileScheduler.STATIC, l2_group, descending, ctas)
 
 
 def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed, clock: float) -> Prediction:
     wait = table.numbers["replace"].value
+    sms = _REACHED.get((table.chip, replayed.ctas), table.sms)
     each = len(replayed.times[-1].ends) > replayed.times[-1].sms  # the run with several tiles had one CTA per tile
-    schedule = _schedule(problem, table.chip, package, replayed.ctas)
+    schedule = _schedule(problem, table.chip, package, replayed)
     a_step = replayed.flops_a_step(schedule, problem)
-    if problem.causal:
-        samples = [Sample.of(times, replayed.tiles(times)) for times in replayed.times]
-    else:
-        samples = [Sample.of(times, 1 + (i == 2)) for i, times in enumerate(replayed.times)]
-    cost = CtaCost.of_each(samples) if each else CtaCost.fitted(samples)
-    scheduler = TileScheduler.PER_CTA if each or problem.direction == "bwd" else TileScheduler.STATIC
-    if not each and problem.causal:
+    samples = replayed.samples(schedule, problem)
+    fit = CtaCost.of_each if each else CtaCost.fitted
+    cost = fit(samples)
+    if replayed.takes_tiles or (problem.causal and problem.direction == "fwd"):
         scheduler = TileScheduler.DYNAMIC
-    schedule = dataclasses.replace(schedule, scheduler=scheduler)
+    else:
+        scheduler = TileScheduler.PER_CTA if problem.direction == "bwd" else TileScheduler.STATIC
+    schedule = dataclasses.replace(schedule, scheduler=TileScheduler.PER_CTA if each else scheduler)
     of_head = schedule.steps(problem.direction, problem.seqlen, problem.seqlen, problem.causal)
     work = [a_step * steps for steps in schedule.steps_of_grid(of_head, problem.batch * problem.heads)]
     if problem.direction == "bwd" and problem.deterministic and _adds_in_order(problem, table.chip, package):
@@ -189,19 +229,26 @@ def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed
             for sequence in range(problem.batch) for of_tile in rows for head in range(problem.heads)
         )  # fmt: skip
         interval = _add_interval(problem, schedule.ctas, table)
-        cycles = ordered_makespan(tiles, schedule.slots(table.sms), cost, a_step, interval, wait)
+        cycles = ordered_makespan(tiles, schedule.slots(sms), cost, a_step, interval, wait)
     else:
-        cycles = schedule.cycles(work, table.sms, cost, wait)
+        cycles = schedule.cycles(work, sms, cost, wait)
+    busy = steady(replayed.times, samples, fit)
+    if exchanged := PACKAGES[package].exchanged if problem.direction == "bwd" else 0:
+        least = exchanged * problem.pairs / table.sms / table.numbers["dram_bytes"].value
+        computing, cycles = cycles, max(cycles, least)
+        busy = {name: share * computing / cycles for name, share in busy.items()} | {"dram": least / cycles}
+        busy = dict(sorted(busy.items(), key=lambda item: -item[1]))
     auxiliary = sum(_by_bytes(times, problem, table) for times in replayed.auxiliary)
     return Prediction(
-        cycles + auxiliary, problem.flops, clock, cost, len(work), scheduler, auxiliary,
-        _steady(replayed.times[0], replayed.times[1]), replayed.times,
+        cycles + auxiliary, problem.flops, clock, cost, len(work), schedule.scheduler, auxiliary, busy, replayed.times,
     )  # fmt: skip
 
 
 def _adds_in_order(problem: Problem, chip: str, package: str) -> bool:
     """Whether CTAs of a deterministic backward wait for each other; not if each computes a block of dQ alone."""
-    return package != "fa4" or _plan(problem, chip)._backward.config(has_dlse=False).row_blocks.placement is not None
+    if package != "fa4":
+        return package == "flash-attn-4" and problem.head_dim != 256
+    return _plan(problem, chip)._backward.config(has_dlse=False).row_blocks.placement is not None
 
 
 def _add_interval(problem: Problem, ctas: int, table: ChipTable) -> float:
@@ -233,25 +280,27 @@ def _forward(
     table: ChipTable, package: str, problem: Problem, timeline: bool, rows: int, tiles: Any = None
 ) -> _Replayed:
     """Replay the forward. rows: of a tile. tiles: row of fa4's table."""
-    sms = max(_SMS[table.chip], 1 if tiles is None else tiles.ctas)
+    sms = max(_SMS[table.chip], _CTAS.get(problem.head_dim, 1) if tiles is None else tiles.ctas)
     if problem.causal:
         shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
     else:
-        every = sms * _ROWS[table.chip, problem.head_dim]
+        every = sms * _rows_of(package)[table.chip, problem.head_dim]
         shapes = [Shape(every, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
     launched = [_replay(table, package, problem, shape, timeline, sms, tiles) for shape in shapes]
-    return _Replayed(tuple(main for (main,) in launched), tuple(shapes), ())
+    return _Replayed(tuple(main for (main,) in launched), tuple(shapes))
 
 
 def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> list[_Replayed]:
     """Replay the backward. Return its main kernels; the first one has the kernels before and after them."""
     sms = _SMS[table.chip]
     auxiliary = _replay(table, package, problem, _AUXILIARY, timeline, sms)
-    is_pair = math.prod(next(times for times in auxiliary if times.flops).record.launch.cluster) > 1
+    of_main = next(times for times in auxiliary if times.flops)
+    is_pair = math.prod(of_main.record.launch.cluster) > 1
+    takes_tiles = _Replayed((of_main,), (_AUXILIARY,)).takes_tiles  # a tile then has a cost of its own
     if problem.causal:
-        shapes = [Shape(n * sms * _TILE_N, n * sms * _TILE_N, sms) for n in (2, 4)]
+        shapes = [Shape(n * sms * _TILE_N, n * sms * _TILE_N, sms) for n in ((2, 4, 6) if takes_tiles else (2, 4))]
     elif is_pair:
-        shapes = [Shape(512, sms * _TILE_N, 1), _AUXILIARY]
+        shapes = [Shape(512, sms * _TILE_N, 1), _AUXILIARY, *[Shape(512, 2 * sms * _TILE_N, 1)] * takes_tiles]
     else:  # one head per CTA: CTAs of one head wait for each other in a deterministic backward
         shapes = [Shape(queries, _TILE_N, sms) for queries in (512, 1024)]
     mains = _main_kernels(table, package, problem, shapes, timeline, sms)
@@ -259,7 +308,10 @@ def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) 
         # A kernel whose CTAs own queries has more steps with more keys.
         swapped = [Shape(shape.keys, shape.queries, shape.heads) for shape in shapes]
         others = _main_kernels(table, package, problem, swapped, timeline, sms)
-        mains = [main if main.has_one_grid else other for main, other in zip(mains, others)]
+        mains = [
+            main if main.has_one_grid else dataclasses.replace(other, shapes=tuple(shapes), owns_queries=True)
+            for main, other in zip(mains, others)
+        ]
     small = tuple(times for times in auxiliary if not times.flops)
     return [dataclasses.replace(mains[0], auxiliary=small), *mains[1:]]
 
@@ -270,7 +322,7 @@ def _main_kernels(
     """Replay the kernels that have products."""
     launched = [_replay(table, package, problem, shape, timeline, sms) for shape in shapes]
     mains = zip(*([times for times in found if times.flops] for found in launched))
-    return [_Replayed(times, tuple(shapes), ()) for times in mains]
+    return [_Replayed(times, tuple(shapes)) for times in mains]
 
 
 def _replay(
@@ -280,9 +332,16 @@ def _replay(
     return [replay(record, chip=table, timeline=timeline) for record in records]
 
 
-def _steady(short: Times, long: Times) -> dict[str, float]:
-    """Return the shares of the units in the additional time of the longer run."""
-    cycles = long.cycles - short.cycles
-    before, after = short.shares(), long.shares()
-    found = {name: (share * long.cycles - before.get(name, 0) * short.cycles) / cycles for name, share in after.items()}
+def steady(
+    launches: Sequence[Times], samples: Sequence[Sample], fit: Callable[[list[Sample]], CtaCost]
+) -> dict[str, float]:
+    """Return the shares of the units in the steady state: the cycles a FLOP of a unit over those of a CTA.
+
+    samples: of the launches. fit: of the cost of a CTA.
+    """
+    rate, found = fit(list(samples)).rate, {}
+    for name in launches[-1].shares():
+        busy = [times.shares().get(name, 0) * times.cycles for times in launches]
+        if any(busy):
+            found[name] = min(1.0, rate / fit([dataclasses.replace(s, cycles=b) for s, b in zip(samples, busy)]).rate)
     return dict(sorted(found.items(), key=lambda item: -item[1]))

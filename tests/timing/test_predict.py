@@ -3,10 +3,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from warpcheck.timing.code import assembler
+from warpcheck.timing.grid import CtaCost, Sample
 from warpcheck.timing.sass.code import nvdisasm
 
 from bench.compare import load, read_rows
@@ -14,7 +16,7 @@ from bench.predicted import predicted_row, tables
 from bench.run import main as bench
 from bench.suites import square
 from fa4.emulator.attention import Problem
-from fa4.emulator.predict import predict
+from fa4.emulator.predict import predict, steady
 from fa4.emulator.timing import main
 
 
@@ -82,6 +84,28 @@ def test_rows_are_marked_and_compared(tmp_path):
     assert load(path)["fa4", rows[0]["label"]]["median_ms"] > 0
 
 
+@pytest.mark.parametrize("package", ["flash-attn-4", "cudnn-frontend"])
+def test_another_package_is_predicted_or_says_what_is_missing(package):
+    row = predicted_row(square("bwd", 4096, 256, True, heads=8), "sm_100a", package)
+    assert row.get("tflops", 0) > 100 or "No module named" in row["skipped"], row
+
+
+def test_packages_that_are_only_predicted_are_not_timed(tmp_path):
+    arguments = ["--suite", "wide", "--filter", "576", "--providers", "cudnn-frontend"]
+    assert "expected some of" in CliRunner().invoke(bench, arguments).output
+    output = tmp_path / "rows.jsonl"
+    done = CliRunner().invoke(bench, [*arguments, "--predict", "--output", str(output)])
+    assert done.exit_code == 0, done.output
+    assert all(json.loads(line)["skipped"] for line in output.read_text().splitlines())
+
+
+def test_a_unit_is_as_busy_as_between_the_starts_of_tiles():
+    """Starts take half of the cycles of a short launch. Between them the unit is busy all the time."""
+    launches = [SimpleNamespace(cycles=c, shares=lambda c=c: {"tensor": (c - 100) / c, "idle": 0}) for c in (200, 400)]
+    samples = [Sample(1, 1000.0, 200), Sample(1, 3000.0, 400)]
+    assert steady(launches, samples, CtaCost.fitted) == pytest.approx({"tensor": 1})
+
+
 def test_the_suite_can_be_predicted(tmp_path):
     output = tmp_path / "rows.jsonl"
     done = CliRunner().invoke(
@@ -107,8 +131,12 @@ def test_what_is_not_predicted_is_refused(arguments):
     assert done.exit_code == 2 and "not predicted" in done.output
 
 
-def test_the_page_shows_the_rows():
-    rows = read_rows(ROOT / "bench/results/2026-11-23_predicted_sm_100a_sm100.jsonl")
+@pytest.mark.parametrize(
+    "suite",
+    ["2026-11-23_predicted_sm_100a_sm100", "2026-11-26_predicted_sm_100a_wide", "2026-11-26_predicted_sm_100a_latents"],
+)
+def test_the_page_shows_the_rows(suite):
+    rows = read_rows(ROOT / f"bench/results/{suite}.jsonl")
     page = (ROOT / "docs/results/predicted-times.md").read_text()
     for table in tables(rows).split("\n\n"):
         assert table.strip() in page, "run `python -m bench.predicted` on the rows and paste its tables into the page"
