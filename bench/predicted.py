@@ -14,7 +14,7 @@ from pathlib import Path
 from warpcheck.timing.chips import chip_table
 
 from fa4.emulator.attention import Problem
-from fa4.emulator.latents import HEADS, Latents, predict_latents
+from fa4.emulator.latents import Latents, predict_latents
 from fa4.emulator.predict import Prediction, predict
 
 from .suites import BenchCase
@@ -62,15 +62,16 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4") -> dict:
 
 def _prediction(case: BenchCase, chip: str, package: str, deterministic: bool) -> Prediction:
     if case.v_in_k:
-        return predict_latents(Latents(case.batch, case.seqlen_q, case.seqlen_k, case.causal), package, chip)
+        sizes = case.batch, case.seqlen_q, case.seqlen_k, case.causal, case.heads_q
+        return predict_latents(Latents(*sizes), package, chip)
     sizes = case.batch, case.seqlen_q, case.heads_q, case.head_dim, case.head_dim_v
     return predict(Problem(case.direction, *sizes, case.causal, deterministic), chip, package)
 
 
 def _beyond(case: BenchCase) -> str:
     if case.v_in_k:
-        is_predicted = case.heads_q == HEADS and case.page_size is None and not case.fp8 and case.direction == "fwd"
-        return "" if is_predicted else f"of latents only a forward of {HEADS} heads without pages is predicted"
+        is_predicted = case.page_size is None and not case.fp8 and case.direction == "fwd"
+        return "" if is_predicted else "of latents only a forward without pages is predicted"
     if case.heads_q != case.heads_kv or case.seqlen_q != case.seqlen_k:
         return "only self-attention with as many key/value heads is predicted"
     if case.fp8 or case.page_size is not None or case.dtype != "bfloat16":

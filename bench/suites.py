@@ -214,6 +214,12 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
     "latents": (
         *(_latents(seqlen_k, batch, 128, 1, None) for seqlen_k, batch in ((32768, 32), (8192, 128), (8192, 74))),
         _latents(8192, 64, 128, 2, None),
+        *(
+            _latents(seqlen_k, batch, heads, 1, None)
+            for heads in (16, 64)
+            for seqlen_k, batch in ((32768, 32), (8192, 128))
+        ),
+        _latents(131072, 1, 128, 1, None),
         *(_latents(seqlen, 1, 128, seqlen, None) for seqlen in (4096, 16384)),
     ),
     "cpu": _CPU,

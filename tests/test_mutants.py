@@ -23,6 +23,9 @@ COMMANDS = {
     "sm90_backward": "bwd --causal " + SHAPES + "--sms 6 --seeds 2 " + HOPPER,
     "sm90_latent": "fwd --latent --causal --heads 16 --seqlen 4x300 --seqlen 1x97 --seqlen 1x20 --seqlen 8x128 "
     "--logits 10 --sms 4 --seeds 2 " + HOPPER,
+    "widest_forward": "fwd --causal --head-dim 512 --heads 3 --seqlen 200x900 --seqlen 130x120 --seqlen 300x600 "
+    "--logits 30 --sms 4 --seeds 2 " + BLACKWELL,
+    "widest_backward": "bwd --causal --head-dim 512 --seqlen 300x520 --seqlen 130x120 --sms 4 --seeds 1 " + BLACKWELL,
     "sm80_forward": "fwd " + AMPERE,
     "sm80_backward": "bwd " + AMPERE,
 }
@@ -34,9 +37,11 @@ SURVIVORS = {
     "backward": {"mbarrier wait": 1},
     "sm90_forward": {"wgmma fence": 3, "warp barrier": 3, "proxy fence": 1},
     "sm90_backward": {"mbarrier wait": 3, "commit": 1, "warp barrier": 1, "proxy fence": 2},
+    "widest_forward": {"tcgen05 fence": 4},
+    "widest_backward": {"mbarrier wait": 1, "tcgen05 wait": 6},
     "sm80_forward": {"CTA barrier": 1},
 }
-EXPLAINED = {"sm90_backward", "sm90_latent"}
+EXPLAINED = {"sm90_backward", "sm90_latent", "widest_forward", "widest_backward"}
 
 
 @pytest.mark.soak

@@ -1,13 +1,16 @@
-"""Predicted time of attention over latents: absorbed MLA with 128 heads. Values are the first columns of the keys.
+"""Predicted time of attention over latents: absorbed MLA. Values are the first columns of the keys.
 
-A tile is all heads of a query. Two lengths give the rate of a CTA, two sequences against one the cost of a tile.
+Two lengths give the rate of a CTA, two sequences against one the cost of a tile. A tile of flash-attn-4 is all 128
+heads of a query, with all keys; one of fa4 is 128 rows with the keys of one of its plan's parts.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +23,13 @@ from warpcheck.timing.replay import replay
 
 from fa4.emulator.attention import PACKAGES
 from fa4.emulator.predict import Prediction, steady
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 
-HEADS, _ROPE, _LATENT = 128, 64, 512
+HEADS, _ROPE, _LATENT = 128, 64, 512  # heads of flash-attn-4
 _KEYS = 1024  # of the shorter replay
-_STEP = 128  # keys
+_STEP = 128  # keys of flash-attn-4
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Latents:
     rows: int
     keys: int
     causal: bool
+    heads: int = HEADS
 
     @property
     def keys_of_rows(self) -> list[int]:
@@ -42,49 +49,98 @@ class Latents:
 
     @property
     def flops(self) -> float:
-        return 2.0 * self.batch * HEADS * sum(self.keys_of_rows) * (_ROPE + 2 * _LATENT)
+        return 2.0 * self.batch * self.heads * sum(self.keys_of_rows) * (_ROPE + 2 * _LATENT)
 
 
 def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str = "sm_100a") -> Prediction:
-    """Predict a forward in bfloat16, with the keys in one part.
+    """Predict a forward in bfloat16.
 
     Raises:
-        ValueError: the package or chip is not predicted.
+        ValueError: the package, chip or number of heads is not predicted.
     """
-    if package != "flash-attn-4" or chip != "sm_100a":
-        raise ValueError(
-            f"attention over latents of {package} on {chip} is not predicted, only flash-attn-4 on sm_100a"
-        )
+    if package not in _RECORDED or chip != "sm_100a":
+        raise ValueError(f"attention over latents of {package} on {chip} is not predicted")
+    if package != "fa4" and problem.heads != HEADS:
+        raise ValueError(f"attention over latents of {package} is predicted for {HEADS} heads only")
     table = chip_table(chip)
     launches = [(1, _KEYS), (1, 2 * _KEYS), (2, _KEYS)]
-    times = tuple(replay(_recorded(chip, batch, keys, problem.causal), chip=table) for batch, keys in launches)
+    records = [_recorded(chip, package, problem.heads, batch, keys, problem.causal) for batch, keys in launches]
+    times = tuple(replay(record, chip=table) for record in records)
     samples = [Sample.of(found, batch) for found, (batch, _) in zip(times, launches)]
-    cost = CtaCost.fitted(samples)
-    a_step = samples[0].flops / (_KEYS // _STEP)
-    work = [a_step * math.ceil(keys / _STEP) for keys in problem.keys_of_rows for _ in range(problem.batch)]
+    each = len(times[-1].ends) > times[-1].sms  # each tile had a CTA
+    fit = CtaCost.of_each if each else CtaCost.fitted
+    cost = fit(samples)
+    work, auxiliary = _tiles(problem, samples[0].flops), 0.0
+    if package == "fa4":
+        work, auxiliary = _tiles_of_plan(problem, samples[0].flops, chip)
     slots = table.sms // math.prod(times[0].record.launch.cluster)
-    computing = makespan(work, slots, cost, TileScheduler.DYNAMIC, table.numbers["replace"].value)
+    scheduler = TileScheduler.PER_CTA if each else TileScheduler.DYNAMIC
+    computing = makespan(work, slots, cost, scheduler, table.numbers["replace"].value)
     read = 2 * problem.batch * problem.keys * (_ROPE + _LATENT) / table.sms / table.numbers["dram_bytes"].value
     cycles = max(computing, read)
-    busy = {name: share * computing / cycles for name, share in steady(times, samples, CtaCost.fitted).items()}
+    busy = {name: share * computing / cycles for name, share in steady(times, samples, fit).items()}
     busy = dict(sorted({**busy, "dram": read / cycles}.items(), key=lambda item: -item[1]))
     clock = table.clock_of("fwd")
-    return Prediction(cycles, problem.flops, clock, cost, len(work), TileScheduler.DYNAMIC, 0.0, busy, times)
+    return Prediction(cycles + auxiliary, problem.flops, clock, cost, len(work), scheduler, auxiliary, busy, times)
+
+
+def _tiles(problem: Latents, flops: float) -> list[float]:
+    """FLOPs per multiprocessor of each tile of flash-attn-4. flops: of one with _KEYS keys."""
+    a_step = flops / (_KEYS // _STEP)
+    return [a_step * math.ceil(keys / _STEP) for keys in problem.keys_of_rows for _ in range(problem.batch)]
+
+
+def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[float], float]:
+    """The same of fa4's plan, and the cycles of the kernel that joins the parts."""
+    table, number = chip_table(chip), int(chip.removeprefix("sm_").removesuffix("a"))
+    spec = AttentionSpec(
+        torch.bfloat16, _ROPE + _LATENT, _LATENT, problem.heads, 1, 0.1, v_in_k=True, cache=CacheSpec(),
+        window_right=0 if problem.causal else None,
+    )  # fmt: skip
+    extent = ProblemSize(problem.batch, problem.rows, problem.keys)
+    plan: Any = dispatch.plan(spec, extent, chip_by_number(number))
+    forward = plan._forward
+    cfg, splits = forward.cfg, forward.splits
+    blocks = -(-problem.rows * problem.heads // cfg.rows)
+    ends = [problem.keys - (problem.rows * (blocks - 1 - i) // blocks if problem.causal else 0) for i in range(blocks)]
+    steps = [math.ceil(math.ceil(end / cfg.tile_n) / splits) for end in ends]
+    a_step = flops / (_KEYS // cfg.tile_n)
+    work = [a_step * count for count in steps for _ in range(problem.batch * splits)]
+    if splits == 1:
+        return work, 0.0
+    parts = 4 * problem.batch * problem.rows * problem.heads * (_LATENT + 1) * splits  # bytes
+    numbers = table.numbers
+    return work, numbers["launch"].value + parts / table.sms / numbers["dram_bytes"].value
 
 
 @lru_cache(maxsize=16)
-def _recorded(chip: str, batch: int, keys: int, causal: bool) -> Record:
-    """Record one query a sequence of flash-attn-4's forward."""
-    from flash_attn.cute.interface import flash_attn_func
-
+def _recorded(chip: str, package: str, heads: int, batch: int, keys: int, causal: bool) -> Record:
+    """Record one query a sequence."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(rows: int, heads: int, columns: int) -> Tensor:
-        return torch.randn(batch, rows, heads, columns, generator=generator).to(torch.bfloat16).cuda()
+        made = torch.randn(batch, rows, heads, columns, generator=generator).to(torch.bfloat16)
+        return made.cuda() if PACKAGES[package].options else made
 
-    options = {"sms": 2, "checks": Checks(races=False, poison=False), **PACKAGES["flash-attn-4"].options}
+    options = {"sms": 2, "checks": Checks(races=False, poison=False), **PACKAGES[package].options}
     with emulate(chip, timing=True, **options) as gpu:
-        q, qv = normal(1, HEADS, _ROPE), normal(1, HEADS, _LATENT)
-        flash_attn_func(q, normal(keys, 1, _ROPE), normal(keys, 1, _LATENT), qv, causal=causal)
+        _RECORDED[package](normal, heads, keys, causal)
     (record,) = (launch.record for launch in gpu.launches if launch.record is not None)
     return record
+
+
+def _flash_attn_4(normal: Callable[[int, int, int], Tensor], heads: int, keys: int, causal: bool) -> None:
+    from flash_attn.cute.interface import flash_attn_func
+
+    q, qv = normal(1, heads, _ROPE), normal(1, heads, _LATENT)
+    flash_attn_func(q, normal(keys, 1, _ROPE), normal(keys, 1, _LATENT), qv, causal=causal)
+
+
+def _fa4(normal: Callable[[int, int, int], Tensor], heads: int, keys: int, causal: bool) -> None:
+    import fa4
+
+    q, k = normal(1, heads, _ROPE + _LATENT), normal(keys, 1, _ROPE + _LATENT)
+    fa4.flash_attn_with_kvcache(q, k, k[..., :_LATENT], causal=causal, num_splits=1)
+
+
+_RECORDED = {"flash-attn-4": _flash_attn_4, "fa4": _fa4}

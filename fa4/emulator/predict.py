@@ -38,6 +38,7 @@ _ROWS = {
 # Compute, in the sources of nvidia-cudnn-frontend 1.32.0).
 _REACHED = {("sm_100a", 4): 136}
 _CUDNN_ROWS = {("sm_100a", 256): 128, ("sm_100a", 512): 64}
+_OWN_ROWS = _ROWS | {("sm_100a", head_dim): 64 for head_dim in (320, 512, 576)}
 _AUXILIARY = Shape(1024, 256, 1)  # replayed for the kernels before and after the main kernel
 _L2_GROUP_BYTES = 50 << 20  # shared by the heads of an L2 group of flash-attn-4
 
@@ -170,10 +171,12 @@ def predict(
         )
     if package == "fa4":
         forward = _plan(problem, chip)._forward
-        replayed = _forward(table, package, small, timeline, forward.cfg.rows, forward.tiles)
+        cfg = forward.cfg
+        every = max(cfg.rows, cfg.tile_n)  # of a causal problem whose tiles have whole steps
+        replayed = _forward(table, package, small, timeline, every, cfg.ctas, forward.tiles)
     else:
-        of_cluster = rows[chip, problem.head_dim] * _CTAS.get(problem.head_dim, 1)
-        replayed = _forward(table, package, small, timeline, of_cluster)
+        ctas = _CTAS.get(problem.head_dim, 1)
+        replayed = _forward(table, package, small, timeline, rows[chip, problem.head_dim] * ctas, ctas)
     return _whole(problem, table, package, replayed, clock or table.clock_of(problem.direction))
 
 
@@ -185,7 +188,7 @@ def _plan(problem: Problem, chip: str) -> Any:
 
 
 def _rows_of(package: str) -> dict[tuple[str, int], int]:
-    return _CUDNN_ROWS if package == _CUDNN else _ROWS
+    return {_CUDNN: _CUDNN_ROWS, "fa4": _OWN_ROWS}.get(package, _ROWS)
 
 
 def _schedule(problem: Problem, chip: str, package: str, replayed: _Replayed) -> TileSchedule:
@@ -277,10 +280,11 @@ def _by_bytes(times: Times, problem: Problem, table: ChipTable) -> float:
 
 
 def _forward(
-    table: ChipTable, package: str, problem: Problem, timeline: bool, rows: int, tiles: Any = None
+    table: ChipTable, package: str, problem: Problem, timeline: bool, rows: int, ctas: int, tiles: Any = None
 ) -> _Replayed:
-    """Replay the forward. rows: of a tile. tiles: row of fa4's table."""
-    sms = max(_SMS[table.chip], _CTAS.get(problem.head_dim, 1) if tiles is None else tiles.ctas)
+    """Replay the forward. rows: of a causal problem's unit, whole tiles. ctas: of a cluster. tiles: row of fa4's
+    table."""
+    sms = max(_SMS[table.chip], ctas)
     if problem.causal:
         shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
     else:

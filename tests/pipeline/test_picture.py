@@ -13,6 +13,8 @@ PAGES = {
     "sm100.fwd": "blackwell-forward.md",
     "sm100.bwd": "blackwell-backward.md",
     "sm100.bwd.wide": "blackwell-backward-wide.md",
+    "sm100.fwd.widest": "blackwell-widest.md",
+    "sm100.bwd.widest": "blackwell-widest.md",
     "sm90.fwd": "hopper-forward.md",
     "sm90.bwd": "hopper-backward.md",
     "sm90.latent": "hopper-latent.md",

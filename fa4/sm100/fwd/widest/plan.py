@@ -35,7 +35,8 @@ class WidestForward(forward.ForwardDirection[WidestConfig]):
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: int | None = None) -> None:
         self.choice = choose_tiles(spec, extent, chip) if tiles is None else given(tiles)
-        packed, tile_n = packed_heads(spec), self.choice.row
+        self.tiles = tile_n = self.choice.row
+        packed = packed_heads(spec)
         row_blocks = -(-extent.max_seqlen_q * padded_heads_of(packed) // ROWS)
         count = row_blocks * (spec.heads_q // packed) * extent.batch
         self.splits = 1
