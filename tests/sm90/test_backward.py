@@ -233,7 +233,8 @@ def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
         cfg = config_of(replace(spec, deterministic=deterministic))
         assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.smem_used <= 227 * 1024
     panels = [panel for consumer in range(2) for panel in cfg.dq_panels(consumer)]
-    assert panels == list(range(-(-head_dim // 64) // cfg.ctas))
+    of_k = -(-head_dim // 64)
+    assert panels == list(range(-(-of_k // cfg.ctas)))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,9 @@ SOFTCAP = Condition("softcap", lambda case: case.spec.softcap > 0)
 SCORE_MOD = Condition("score_mod", lambda case: case.spec.mods is not None and case.spec.mods.score is not None)
 GROUPED = Condition("grouped heads", lambda case: case.spec.group > 1)
 FIVE_PANELS = _both_panels(5) & ~DROPOUT  # dropout bits spill registers with 128 keys
+THREE_PANELS = Condition(
+    "head dims of three panels", lambda case: _panels(case.spec.head_dim) == _panels(case.spec.head_dim_v) == 3
+)
 _D256 = BackwardTiles(64, stages=1, tile_n=64, ctas=2)
 # Evidence: TFLOP/s on an H100 with 16k tokens; in brackets, of other rows ("cleared": without first_writer).
 TILES = (
@@ -93,6 +96,12 @@ TILES = (
     Rule("d192_mods", FIVE_PANELS & TRACED, BackwardTiles(32), "divides the blocks of masks; 4k: 2.0 of portable"),
     Rule("d192", FIVE_PANELS, BackwardTiles(48, first_writer=True),
          "full 4k, 16k: 534, 554 (cleared 494, 540); causal 4k, 16k: 508, 570 (cleared 482, 557)"),
+    Rule("three_panels_ordered",
+         THREE_PANELS & DENSE & ~LEFT & ~SOFTCAP & keys(0, 8 << 10) & _follows_soon(ctas=2),
+         replace(_D256, stages=2, ordered=True),
+         "d192 full 1k, 4k: 348, 440, causal 245, 411 (no order 291, 436, 153, 391; one CTA 294, 403, 198, 359)"),
+    Rule("three_panels", THREE_PANELS, _D256,
+         "d192 full, causal 16k: 467, 448 (in order 446, 427; one CTA 425, 415); deterministic 461, 419 (298, 312)"),
     Rule("wide", _both_panels(6), BackwardTiles(64, 3, 3, tile_n=64),
          "(192, 128) full, causal 4k: 371, 336 (portable 249, 238)"),
     Rule("widest", Condition("head_dim <= 192", lambda case: case.spec.head_dim <= 192), BackwardTiles(64, tile_n=64),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import cutlass
 from cutlass import Int32
 
 from ....core.sequence import Rows, clamp_tile
@@ -60,8 +61,15 @@ class Sm90WideConfig(Sm90BackwardSteps):
 
     @property
     def cta_panels(self) -> int:
-        """Column panels of dQ that a CTA computes."""
-        return self.k_tile.panels // self.ctas
+        """Column panels of dQ that a CTA computes. Of three, the second CTA of a pair computes the last one twice; the
+        sum has room for both."""
+        return -(-self.k_tile.panels // self.ctas)
+
+    def panel(self, index: Int32 | int) -> Int32 | int:
+        """Return the panel of K for a column panel of dQ."""
+        if self.ctas * self.cta_panels == self.k_tile.panels:
+            return index
+        return cutlass.min(index, self.k_tile.panels - 1)
 
     @property
     def peer_k_bytes(self) -> int:
@@ -88,7 +96,7 @@ class Sm90WideConfig(Sm90BackwardSteps):
 
     @property
     def placement(self) -> ByQueries:
-        return ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
+        return ByQueries(ROWS, self.ctas * self.cta_panels * PANEL_COLUMNS)
 
     def dq_panels(self, consumer: int) -> range:
         """Return the panels, among the CTA's column panels of dQ, that a consumer computes."""

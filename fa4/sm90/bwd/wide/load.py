@@ -38,4 +38,4 @@ def load_peer_keys(context: Sm90WideContext, cursor: Cursor, work: Sm90BackwardW
         peer = clamp_tile(peer, work.k, tma.tile.rows)
     for i in range(cfg.cta_panels):
         ptr = context.smem.pointer("Kother", cfg.dtype) + i * (tma.tile.panel_bytes // 2)
-        tma_load_panel(tma, matrix, peer, rank * cfg.cta_panels + i, ptr, cursor.barrier())
+        tma_load_panel(tma, matrix, peer, cfg.panel(rank * cfg.cta_panels + i), ptr, cursor.barrier())

@@ -28,7 +28,7 @@ class DqShare(Constant):
         if self.panels:
             panel = cfg.k_tile.panel_bytes // 2
             self.ds = self.product.a_at(ptr("dS", cfg.dtype))
-            self.k = self.product.b_at(ptr("K", cfg.dtype) + (cta_panel + self.panels.start) * panel)
+            self.k = self.product.b_at(ptr("K", cfg.dtype) + cfg.panel(cta_panel + self.panels.start) * panel)
             if cfg.ctas == 2:
                 self.peer_ds = self.product.a_at(ptr("dS", cfg.dtype) + cfg.ds_tile.panel_bytes // 2)
                 self.peer_k = self.product.b_at(ptr("Kother", cfg.dtype) + self.panels.start * panel)
