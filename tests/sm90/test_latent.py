@@ -83,22 +83,22 @@ SPEC = AttentionSpec(
 
 
 @pytest.mark.parametrize(
-    "changes, chosen",
+    "changes, hopper, blackwell",
     [
-        ({}, "sm90"),
-        (dict(v_in_k=False), "sm80"),
-        (dict(head_dim_v=256), "sm80"),
-        (dict(cache=CacheSpec(page_size=1)), "sm80"),
-        (dict(cache=CacheSpec(page_size=64, has_leftpad=True)), "sm80"),
-        (dict(cache=CacheSpec(page_size=64, dtype=torch.int8)), "sm80"),
-        (dict(cache=None), "sm90"),
+        ({}, "sm90", "sm100"),
+        (dict(v_in_k=False), "sm80", "sm100"),
+        (dict(head_dim_v=256), "sm80", "sm100"),
+        (dict(cache=CacheSpec(page_size=1)), "sm80", "sm80"),
+        (dict(cache=CacheSpec(page_size=64, has_leftpad=True)), "sm80", "sm80"),
+        (dict(cache=CacheSpec(page_size=64, dtype=torch.int8)), "sm80", "sm80"),
+        (dict(cache=None), "sm90", "sm100"),
     ],
     ids=str,
 )
-def test_what_it_takes(changes, chosen):
+def test_what_it_takes(changes, hopper, blackwell):
+    """Beside it, what the Blackwell kernels of wide heads take."""
     spec = dataclasses.replace(SPEC, **changes)
-    assert dispatch.select(spec, chip_by_number(90)).name == chosen
-    assert dispatch.select(spec, chip_by_number(100)).name == "sm80"
+    assert [dispatch.select(spec, chip_by_number(number)).name for number in (90, 100)] == [hopper, blackwell]
 
 
 def test_it_says_what_it_waits_for():
