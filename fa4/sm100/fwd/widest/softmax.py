@@ -39,8 +39,6 @@ from ..softmax import (
 from .config import S_STAGES, WidestContext
 from .work import first_row, work_of_pair
 
-STORE_KEYS = 32  # keys whose P is in registers before it is stored
-
 
 @cute.jit
 def softmax(context: WidestContext):
