@@ -152,6 +152,7 @@ def test_requests_come_and_go(backend, heads, page, seed):
         assert lse is None
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize(
     ("heads", "page", "new"),
     [

@@ -40,7 +40,7 @@ PACKED = Case(
 )
 
 
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(7)
 @pytest.mark.parametrize("dims", [(512, 512), (320, 264), (576, 520), (64, 328)], ids=str)
 def test_sequences_of_any_length(dims, seed):
     """Columns that are whole panels and that are not, in both directions; nothing unused is read."""
@@ -59,7 +59,7 @@ NAMED = (
 )
 
 
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(7)
 @pytest.mark.parametrize("case", NAMED, ids=str)
 def test_named_case(case, seed):
     """logits_1e4: row maxima grow, so O is rescaled between products."""
@@ -92,7 +92,7 @@ CACHES = (
 )
 
 
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(7)
 @pytest.mark.parametrize("case", CACHES, ids=str)
 def test_cache(case, seed):
     built = build(case, seed)
