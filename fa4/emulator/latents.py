@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +21,7 @@ from warpcheck.timing.grid import CtaCost, Sample, TileScheduler, makespan
 from warpcheck.timing.replay import replay
 
 from fa4.emulator.attention import PACKAGES
-from fa4.emulator.predict import Prediction, steady
-from fa4.runtime import dispatch
-from fa4.runtime.device import chip_by_number
+from fa4.emulator.predict import Prediction, plan_on, steady
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 
 HEADS, _ROPE, _LATENT = 128, 64, 512  # heads of flash-attn-4
@@ -70,9 +67,10 @@ def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str =
     each = len(times[-1].ends) > times[-1].sms  # each tile had a CTA
     fit = CtaCost.of_each if each else CtaCost.fitted
     cost = fit(samples)
-    work, auxiliary = _tiles(problem, samples[0].flops), 0.0
     if package == "fa4":
         work, auxiliary = _tiles_of_plan(problem, samples[0].flops, chip)
+    else:
+        work, auxiliary = _tiles(problem, samples[0].flops), 0.0
     slots = table.sms // math.prod(times[0].record.launch.cluster)
     scheduler = TileScheduler.PER_CTA if each else TileScheduler.DYNAMIC
     computing = makespan(work, slots, cost, scheduler, table.numbers["replace"].value)
@@ -92,14 +90,12 @@ def _tiles(problem: Latents, flops: float) -> list[float]:
 
 def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[float], float]:
     """The same of fa4's plan, and the cycles of the kernel that joins the parts."""
-    table, number = chip_table(chip), int(chip.removeprefix("sm_").removesuffix("a"))
     spec = AttentionSpec(
         torch.bfloat16, _ROPE + _LATENT, _LATENT, problem.heads, 1, 0.1, v_in_k=True, cache=CacheSpec(),
         window_right=0 if problem.causal else None,
     )  # fmt: skip
     extent = ProblemSize(problem.batch, problem.rows, problem.keys)
-    plan: Any = dispatch.plan(spec, extent, chip_by_number(number))
-    forward = plan._forward
+    forward = plan_on(chip, spec, extent)._forward
     cfg, splits = forward.cfg, forward.splits
     blocks = -(-problem.rows * problem.heads // cfg.rows)
     ends = [problem.keys - (problem.rows * (blocks - 1 - i) // blocks if problem.causal else 0) for i in range(blocks)]
@@ -109,6 +105,7 @@ def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[floa
     if splits == 1:
         return work, 0.0
     parts = 4 * problem.batch * problem.rows * problem.heads * (_LATENT + 1) * splits  # bytes
+    table = chip_table(chip)
     numbers = table.numbers
     return work, numbers["launch"].value + parts / table.sms / numbers["dram_bytes"].value
 

@@ -21,7 +21,7 @@ from fa4.emulator.attention import PACKAGES, Problem, Shape, recorded, spec_of
 from fa4.emulator.tile_schedule import TileSchedule, tile_schedule_of
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number
-from fa4.runtime.spec import ProblemSize
+from fa4.runtime.spec import AttentionSpec, ProblemSize
 
 _TILE_N = 128  # keys of a CTA of the backward
 _CUDNN = "cudnn-frontend"
@@ -182,9 +182,12 @@ def predict(
 
 def _plan(problem: Problem, chip: str) -> Any:
     """Return the plan of fa4's kernels."""
-    extent = ProblemSize(problem.batch, problem.seqlen, problem.seqlen)
-    number = int(chip.removeprefix("sm_").removesuffix("a"))
-    return dispatch.plan(spec_of(problem), extent, chip_by_number(number))
+    return plan_on(chip, spec_of(problem), ProblemSize(problem.batch, problem.seqlen, problem.seqlen))
+
+
+def plan_on(chip: str, spec: AttentionSpec, extent: ProblemSize) -> Any:
+    """Return fa4's plan of a problem on a chip of that name."""
+    return dispatch.plan(spec, extent, chip_by_number(int(chip.removeprefix("sm_").removesuffix("a"))))
 
 
 def _rows_of(package: str) -> dict[tuple[str, int], int]:

@@ -17,8 +17,8 @@ from ..mods.ir.record import Mods
 from ..mods.ir.tensors import kernel_mods
 from ..runtime import jit
 from ..runtime.device import Chip
-from ..runtime.spec import AttentionInputs, AttentionSpec, Cache
-from .variant import Config
+from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
+from .variant import Config, padded_heads_of
 
 
 class Scalars(NamedTuple):
@@ -55,6 +55,11 @@ class LaunchSizes(NamedTuple):
     ctas: Int32
     part_blocks: Int32 = 0
     most_l2_groups: Int32 = 1 << 30
+
+
+def work_tiles(spec: AttentionSpec, extent: ProblemSize, packed: int, rows: int) -> int:
+    """Return the number of work tiles of `rows` rows, with `packed` heads in a tile, before keys are split."""
+    return -(-extent.max_seqlen_q * padded_heads_of(packed) // rows) * (spec.heads_q // packed) * extent.batch
 
 
 class ForwardDirection(Generic[Config]):

@@ -23,16 +23,13 @@ from .widest.kernel import KERNEL as WIDEST
 class Sm100Backward(plan.BackwardDirection):
     """Backward plan for sm_100 and sm_103. `tiles` replaces the row of the table, for tuning."""
 
-    kernel: RoleKernel[Any] = KERNEL
-
     def __init__(
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
     ) -> None:
         super().__init__(spec, extent, chip)
         self.choice = tiles_for(spec, chip) if tiles is None else given(tiles)
         self.tiles = self.choice.row
-        if self.tiles.wide:
-            self.kernel = WIDEST if is_widest(spec) else WIDE
+        _, self.kernel = _form(spec, self.tiles)
 
     def __str__(self) -> str:
         cfg = self.config(has_dlse=False)
@@ -53,11 +50,16 @@ def configure(
 ) -> Sm100BackwardSteps:
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip).row
-    kind: type[Sm100BackwardSteps] = Sm100BackwardConfig
-    if tiles.wide:
-        kind = Sm100WidestConfig if is_widest(spec) else Sm100WideConfig
+    kind, _ = _form(spec, tiles)
     return kind(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         **columns(tiles, kind),
         smem_bytes=chip.smem_per_block,
     )
+
+
+def _form(spec: AttentionSpec, tiles: BackwardTiles) -> tuple[type[Sm100BackwardSteps], RoleKernel[Any]]:
+    """Return the configuration and the kernel for a row of the table."""
+    if not tiles.wide:
+        return Sm100BackwardConfig, KERNEL
+    return (Sm100WidestConfig, WIDEST) if is_widest(spec) else (Sm100WideConfig, WIDE)

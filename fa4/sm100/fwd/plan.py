@@ -8,9 +8,8 @@ from dataclasses import replace
 from ...core.order import even_l2_group
 from ...core.variant import Variant
 from ...fwd import plan
-from ...fwd.plan import LaunchSizes, Scalars
+from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
-from ...fwd.variant import padded_heads_of
 from ...pipeline.smem import SWIZZLE_ALIGN
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
@@ -97,9 +96,8 @@ def _splits(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forward
     if tiles.splits is not None:
         return tiles.splits
     packed = _packed_heads(spec, tiles)
-    m_blocks = -(-extent.max_seqlen_q * padded_heads_of(packed) // (tiles.q_tiles * LANES))
-    work_tiles = m_blocks * (spec.heads_q // packed) * extent.batch
-    return choose_splits(spec, work_tiles, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
+    count = work_tiles(spec, extent, packed, tiles.q_tiles * LANES)
+    return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
 
 
 def l2_group_of(spec: AttentionSpec, extent: ProblemSize, chip: Chip, packed: int) -> int:

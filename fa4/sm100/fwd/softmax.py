@@ -150,6 +150,19 @@ class RowInBlock(Constant):
             (s,) = self.mask.apply_mask([s])
         return apply_mask(s, self.first if cfg.has_left else None, self.stop) if is_masked else s
 
+    def weights(
+        self, s: list[Float32], pair: int, minus_offset: Float32, polynomial: int, dtype: type
+    ) -> tuple[tuple[Float32, Float32], Int32]:
+        """P of a pair of neighbouring visible scores; and the same after dropout, in 16 bits. polynomial: pairs of
+        every 16 whose exp2 runs on the FMA units."""
+        scale = self.scales.log2
+        x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), (scale, scale), (minus_offset, minus_offset))
+        p = exp2_polynomial(x, y) if is_polynomial(pair, polynomial) else (exp2_mufu(x), exp2_mufu(y))
+        kept = p
+        if self.keep_bits is not None:
+            kept = tuple(apply_dropout(self.keep_bits, 2 * pair + i, x) for i, x in enumerate(p))
+        return p, pack_half(kept[0], kept[1], dtype)
+
 
 @dataclass(frozen=True)
 class RowKeys(Constant):
@@ -223,9 +236,8 @@ def softmax_step(
         s += tmem.load(s_address + column, LOAD_COLUMNS)  # each register is interlocked
     s = block.visible_scores(cfg, s, is_masked)
 
-    scale = block.scales.log2
     block_max = row_maximum(s)
-    row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * scale)
+    row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * block.scales.log2)
     factor_stages = produce(ends.softmax_correction_scale, tile if cfg.s_stages == 1 else None)
     factors = cursor.at_iteration_of(factor_stages)
     if cfg.s_stages > 1:
@@ -239,15 +251,9 @@ def softmax_step(
     # arrives, and the row sum among them. A barrier wait is a loop, so the two waits below keep three sections apart.
     packed, p_pairs = [], []
     for pair in range(cfg.tile_n // 2):
-        x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), (scale, scale), (minus_offset, minus_offset))
-        if is_polynomial(pair, cfg.polynomial):
-            p = exp2_polynomial(x, y)
-        else:
-            p = exp2_mufu(x), exp2_mufu(y)
+        p, rounded = block.weights(s, pair, minus_offset, cfg.polynomial, cfg.v_dtype)
         p_pairs.append(p)
-        if block.keep_bits is not None:
-            p = tuple(apply_dropout(block.keep_bits, 2 * pair + i, x) for i, x in enumerate(p))
-        packed.append(pack_half(p[0], p[1], cfg.v_dtype))
+        packed.append(rounded)
         stored = 2 * pair + 2
         if stored == STORE_KEYS:
             tmem.wait_loads()  # P overwrites S

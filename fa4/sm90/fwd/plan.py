@@ -7,9 +7,8 @@ import math
 from ...core.order import even_l2_groups
 from ...core.variant import Variant
 from ...fwd import plan
-from ...fwd.plan import LaunchSizes, Scalars
+from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
-from ...fwd.variant import padded_heads_of
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
@@ -81,11 +80,6 @@ def packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) 
 def packed_heads_of_one(spec: AttentionSpec) -> int:
     """Return the query heads per tile of 64 rows."""
     return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
-
-
-def work_tiles(spec: AttentionSpec, extent: ProblemSize, packed: int, rows: int) -> int:
-    """Return the number of work tiles of `rows` rows, before keys are split."""
-    return -(-extent.max_seqlen_q * padded_heads_of(packed) // rows) * (spec.heads_q // packed) * extent.batch
 
 
 def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:

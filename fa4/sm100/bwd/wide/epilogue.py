@@ -59,16 +59,12 @@ def stage_chunk(
     cfg, tile = context.cfg, context.tma("grad").tile
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     panel, in_panel = divmod(cfg.lanes_of_row * first + column, tile.panel_columns)
-    address = context.smem.address("leftS")
-    if const_expr(cfg.lanes_of_row == 1):
-        if const_expr(panel < tile.panels):
-            packed = scaled(context, work, first + column, scale)
-            store_row(address, tile, own_row(cfg, 0), first + column, packed)
-    else:
+    if const_expr(cfg.lanes_of_row == 2):
         panel += warp % 4 // 2 * (columns // tile.panel_columns)
+    if panel < tile.panels:
+        address = context.smem.address("leftS") + panel * tile.panel_bytes
         packed = scaled(context, work, first + column, scale)
-        if panel < tile.panels:
-            store_row(address + panel * tile.panel_bytes, tile, own_row(cfg, 0), in_panel, packed)
+        store_row(address, tile, own_row(cfg, 0), in_panel, packed)
 
 
 @cute.jit

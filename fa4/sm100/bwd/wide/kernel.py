@@ -7,6 +7,7 @@ which accumulates in tensor memory and is written once. Nothing is added across 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,13 +31,19 @@ from .config import Gradient, Sm100WideConfig, Sm100WideContext
 from .load import load
 from .mma import mma
 
-ROLES = RoleTable(
-    (
-        Role("compute", warps=(0, 8), regs=208, body=compute),
-        Role("mma", warps=(8, 9), regs=80, body=mma),
-        Role("load", warps=(9, 10), regs=80, body=load),
+
+def role_table(mma: Callable, load: Callable) -> RoleTable:
+    """Return the roles: `compute`, and these bodies of the roles mma and load."""
+    return RoleTable(
+        (
+            Role("compute", warps=(0, 8), regs=208, body=compute),
+            Role("mma", warps=(8, 9), regs=80, body=mma),
+            Role("load", warps=(9, 10), regs=80, body=load),
+        )
     )
-)
+
+
+ROLES = role_table(mma, load)
 
 
 def tmem_map(cfg: Sm100WideConfig) -> tmem.TmemMap:

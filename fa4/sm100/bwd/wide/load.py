@@ -76,15 +76,21 @@ def matrix_of(context: Sm100WideContext, work: WideWork, name: str, head: Int32)
     return sequence_matrix(context.tma(name).tensor, head, work.batch, rows, cfg.varlen, cfg.lengths_vary), rows
 
 
+def piece_of(context: Sm100WideContext, work: WideWork, name: str, head: Int32, tile: Int32):
+    """(matrix, tile index) of a tile of the TMA map `name`, for a load."""
+    matrix, rows = matrix_of(context, work, name, head)
+    if context.cfg.lengths_vary:
+        tile = clamp_tile(tile, rows, context.tma(name).tile.rows)
+    return matrix, tile
+
+
 def load_tile(
     context: Sm100WideContext, cursor: Cursor, work: WideWork, name: str, coord: tuple[Int32, Int32], region: str
 ) -> None:
     """Load the tile at coord = (head, tile) of the TMA map `name`."""
-    cfg, tma, (head, tile_index) = context.cfg, context.tma(name), coord
-    matrix, rows = matrix_of(context, work, name, head)
+    cfg, tma = context.cfg, context.tma(name)
+    matrix, tile_index = piece_of(context, work, name, *coord)
     cursor.expect_tx(tma.tile.nbytes, work.rank)
-    if cfg.lengths_vary:
-        tile_index = clamp_tile(tile_index, rows, tma.tile.rows)
     smem_ptr = context.smem.pointer(region, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
     tma_load(tma, matrix, tile_index, smem_ptr, cursor.barrier())
 
@@ -95,13 +101,10 @@ def load_columns(
     """Load this CTA's columns of all rows of a step at coord = (head, block): panel by panel, the rows of one CTA
     after those of the other."""
     cfg, tma, (head, block), tile = context.cfg, context.tma(name), coord, context.cfg.columns_tile
-    matrix, rows = matrix_of(context, work, name, head)
     cursor.expect_tx(tile.nbytes, work.rank)
     stage_ptr = context.smem.pointer("rightD", cfg.dtype) + cursor.stage * cfg.elements(tile.nbytes)
     for i in range(cfg.ctas):
-        tile_index = cfg.ctas * block + i
-        if cfg.lengths_vary:
-            tile_index = clamp_tile(tile_index, rows, tma.tile.rows)
+        matrix, tile_index = piece_of(context, work, name, head, cfg.ctas * block + i)
         for panel in range(tile.panels):
             smem_ptr = stage_ptr + cfg.elements(panel * tile.panel_bytes + i * tma.tile.panel_bytes)
             # Past the last panel load that one again: a box must not lie wholly outside its tensor.

@@ -8,25 +8,17 @@ from __future__ import annotations
 from ....bwd.launch import BackwardKernelArguments
 from ....pipeline import kernel as kernels
 from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, ClusterSharing, Implied
-from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from ... import tmem
 from ...signals import SIGNALS
 from ...stages import PAIR, STAGE_BYTES
 from ..config import ROW_STAGES
-from ..wide.compute import compute
-from ..wide.kernel import WideBackward
+from ..wide.kernel import WideBackward, role_table
 from .config import Sm100WidestConfig, Sm100WidestContext
 from .load import load
 from .mma import mma
 
-ROLES = RoleTable(
-    (
-        Role("compute", warps=(0, 8), regs=208, body=compute),
-        Role("mma", warps=(8, 9), regs=80, body=mma),
-        Role("load", warps=(9, 10), regs=80, body=load),
-    )
-)
+ROLES = role_table(mma, load)
 
 
 def tmem_map(cfg: Sm100WidestConfig) -> tmem.TmemMap:

@@ -12,11 +12,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ....core.sequence import clamp_tile
 from ....pipeline.cursor import Cursor, produce
-from ...stages import PAIR, Pieces, load_by_panels, load_by_rows
+from ...stages import PAIR, load_by_panels, load_by_rows
 from ..load import load_statistics
-from ..wide.load import load_tile, matrix_of, own_rows
+from ..wide.load import load_tile, own_rows, piece_of
 from ..wide.work import StepBlocks, WideWork, work_tile
 from .config import Sm100WidestContext
 
@@ -60,8 +59,7 @@ def load_rows(
     context: Sm100WidestContext, cursor: Cursor, work: WideWork, name: str, coord: tuple[Int32, Int32]
 ) -> Cursor:
     """Load this CTA's rows of a step at coord = (head, block). Returns the cursor after them."""
-    head, tile = own_rows(context, work, coord)
-    pieces = piece_of(context, work, name, head, tile)
+    pieces = [piece_of(context, work, name, *own_rows(context, work, coord))]
     return load_by_panels(context.tma(name), pieces, ring(context), cursor, work.rank)
 
 
@@ -70,15 +68,8 @@ def load_columns(
 ) -> Cursor:
     """Load this CTA's columns of all rows of a step. Returns the cursor after them."""
     head, block = coord
-    groups = [piece_of(context, work, name, head, PAIR * block + i) for i in range(PAIR)]
+    groups = [[piece_of(context, work, name, head, PAIR * block + i)] for i in range(PAIR)]
     return load_by_rows(context.tma(name), groups, ring(context), cursor, work.rank)
-
-
-def piece_of(context: Sm100WidestContext, work: WideWork, name: str, head: Int32, tile: Int32) -> Pieces:
-    matrix, rows = matrix_of(context, work, name, head)
-    if context.cfg.lengths_vary:
-        tile = clamp_tile(tile, rows, context.tma(name).tile.rows)
-    return [(matrix, tile)]
 
 
 def ring(context: Sm100WidestContext) -> cute.Pointer:

@@ -6,7 +6,7 @@ import math
 
 from ....core.variant import Variant
 from ....fwd import plan as forward
-from ....fwd.plan import LaunchSizes, Scalars
+from ....fwd.plan import LaunchSizes, Scalars, work_tiles
 from ....fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ....fwd.variant import padded_heads_of
 from ....runtime.choice import OTHERWISE, Choice, Condition, Rule, choose, given
@@ -37,8 +37,7 @@ class WidestForward(forward.ForwardDirection[WidestConfig]):
         self.choice = choose_tiles(spec, extent, chip) if tiles is None else given(tiles)
         self.tiles = tile_n = self.choice.row
         packed = packed_heads(spec)
-        row_blocks = -(-extent.max_seqlen_q * padded_heads_of(packed) // ROWS)
-        count = row_blocks * (spec.heads_q // packed) * extent.batch
+        count = work_tiles(spec, extent, packed, ROWS)
         self.splits = 1
         if not spec.has_blocks:
             self.splits = choose_splits(spec, count, extent.max_seqlen_k, tile_n, chip.sms // PAIR)

@@ -15,8 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
-from ....core.dropout import apply_dropout
-from ....core.vec_io import pack_half, store_vec
+from ....core.vec_io import store_vec
 from ....fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ....fwd.device.scales import Scales
 from ....fwd.device.work import Work
@@ -105,17 +104,14 @@ def softmax_step(
     s = block.visible_scores(cfg, s, is_masked)
     block_max = row_maximum(s)
     block_max = cute.arch.fmax(block_max, of_other_half(context, scores.stage, block_max))
-    scale, before = block.scales.log2, row_max_scaled
-    row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * scale)
+    before = row_max_scaled
+    row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * block.scales.log2)
     minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
     packed, pairs = [], []
     for pair in range(cfg.keys // 2):
-        x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), (scale, scale), (minus_offset, minus_offset))
-        p = exp2_mufu(x), exp2_mufu(y)
+        p, rounded = block.weights(s, pair, minus_offset, 0, cfg.dtype)
         pairs.append(p)
-        if block.keep_bits is not None:
-            p = tuple(apply_dropout(block.keep_bits, 2 * pair + i, x) for i, x in enumerate(p))
-        packed.append(pack_half(p[0], p[1], cfg.dtype))
+        packed.append(rounded)
     p_cursor.wait()  # O has the product with the P before
     # Without a visible key before this block, O is 0, or not written yet.
     rescale_if_any(context, factor, (factor < 1.0) & (before != -Float32.inf))
@@ -171,7 +167,8 @@ def zeros_to_global(context: WidestContext, work: Work, row: Int32):
     if is_written(cfg, work, row):
         out = result(context, "out", work)
         start = out.iterator + cute.crd2idx((row_coord_of(cfg, row), 0), out.layout)
-        for column in cutlass.range_constexpr(0, -(-cfg.head_dim_v // 16) * 8, 8):
-            at = half_of_warp() * (-(-cfg.head_dim_v // 16) * 8) + column
+        half = -(-cfg.head_dim_v // 16) * 8
+        for column in cutlass.range_constexpr(0, half, 8):
+            at = half_of_warp() * half + column
             if at < cfg.head_dim_v:
                 store_vec(start + at, [Int32(0)] * 4)

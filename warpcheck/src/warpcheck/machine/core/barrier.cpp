@@ -138,7 +138,7 @@ Next Engine::mbar_wait(Exec& x) {
         }
     });
     // A try_wait may suspend or return false at once; the scheduler sometimes makes it return false. For the clock, a
-    // test_wait suspends as well: how often a loop of them turns depends on the order of the emulation.
+    // test_wait suspends as well: how often a loop of them runs depends on the order of the emulation.
     if (!(result == x.mask) && (in.op == Op::mbar_try_wait || x.w.timed) && !f.timed_out) {
         const bool give_up = scheduler_->gives_up();
         if (!give_up) {
