@@ -190,3 +190,17 @@ def bulk_copy_to(rank: Int32, source: Int32, target: Int32, nbytes: int, barrier
         }""",
         read_only_args=[target, source, barrier.toint(), rank, Int32(nbytes)],
     )
+
+
+def store_to(rank: Int32, target: Int32, value: Int32, barrier: cute.Pointer) -> None:
+    """Each thread: start storing 4 bytes to the shared memory of CTA `rank` in the cluster (`target`). The barrier of
+    that CTA at the address of `barrier` counts them."""
+    cute.arch.inline_ptx(
+        """{
+        .reg .b32 place, barrier;
+        mapa.shared::cluster.u32 place, {$r0}, {$r3};
+        mapa.shared::cluster.u32 barrier, {$r2}, {$r3};
+        st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], {$r1}, [barrier];
+        }""",
+        read_only_args=[target, value, barrier.toint(), rank],
+    )

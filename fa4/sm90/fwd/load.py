@@ -41,20 +41,21 @@ def load(context: Sm90ForwardContext):
 @cute.jit
 def load_q_only(context: Sm90ForwardContext, q: list[Cursor]):
     """Load Q only: another role loads K and V."""
+    cfg, rank = context.cfg, context.args.order.rank
     queue = Queue.first(context)
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            for consumer in cutlass.range_constexpr(context.cfg.consumers):
+            for consumer in cutlass.range_constexpr(cfg.consumers):
                 q[consumer].wait()
-                load_q(context, work, consumer, q[consumer])
+                load_q(context, work, row_tile(cfg, work, rank, consumer), q[consumer])
             q = [cursor.next() for cursor in q]
         queue = queue.next()
 
 
 @cute.jit
 def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor):
-    cfg = context.cfg
+    cfg, rank = context.cfg, context.args.order.rank
     queue = Queue.first(context)
     while queue.has_tile():
         work = queue.tile()
@@ -65,7 +66,7 @@ def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor)
             k = k.next()
             for consumer in cutlass.range_constexpr(cfg.consumers):
                 q[consumer].wait()
-                load_q(context, work, consumer, q[consumer])
+                load_q(context, work, row_tile(cfg, work, rank, consumer), q[consumer])
             for i in cutlass.range(work.count - 1, unroll=1):
                 load_block(context, "k", work, block_iter.block(block_iter.ahead(start, i + 1)), k)
                 k = k.next()
@@ -78,13 +79,13 @@ def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor)
     # All loads are consumed before the CTA ends: compute waits for the products that read them.
 
 
-def load_q(context: Any, work: Work, consumer: int, cursor: Cursor):
-    """Load one consumer's rows of Q into a free stage."""
+def load_q(context: Any, work: Work, tile: Int32, cursor: Cursor):
+    """Load 64 rows of Q, the `tile`-th of the sequence, into a free stage."""
     cfg, tma = context.cfg, context.tma("q")
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
     ptr = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
     cursor.expect_tx(tma.tile.nbytes)
-    tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, consumer), ptr, cursor.barrier())
+    tma_load(tma, q, tile, ptr, cursor.barrier())
 
 
 def load_block(context: Sm90ForwardContext, name: str, work: Work, block: Int32, cursor: Cursor):

@@ -9,6 +9,8 @@ from ...core.variant import Variant
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
+from ...fwd.variant import ForwardVariant
+from ...runtime import plan as plans
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
@@ -94,6 +96,25 @@ def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forw
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
 
 
+def _lengths_of_tiles_differ(spec: AttentionSpec) -> bool:
+    return spec.has_blocks or (spec.window_right is not None and spec.window_left is None)
+
+
+def _l2_pairs(spec: AttentionSpec, extent: ProblemSize, cfg: ForwardVariant) -> tuple[int, int]:
+    """Return the number of (head, sequence) pairs, and bytes of K and V for each."""
+    pairs = spec.heads_q // cfg.packed_heads * (1 if cfg.has_packed_order else extent.batch)
+    keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
+    return pairs, max(keys * cfg.packed_heads // spec.group, 1)
+
+
+def l2_group_of_single(spec: AttentionSpec, extent: ProblemSize, cfg: ForwardVariant, nbytes: int) -> int:
+    """Return the size of an L2 group, see `_l2_groups`, with one CTA, or pair of CTAs, per tile. nbytes: of K and V."""
+    if not _lengths_of_tiles_differ(spec):
+        return 1
+    pairs, per_pair = _l2_pairs(spec, extent, cfg)
+    return -(-pairs // -(-pairs * per_pair // nbytes))
+
+
 def _l2_groups(
     spec: AttentionSpec, extent: ProblemSize, chip: Chip, cfg: Sm90ForwardConfig, tiles: ForwardTiles
 ) -> tuple[int, int]:
@@ -104,13 +125,11 @@ def _l2_groups(
     in snake order in whole rounds, so every CTA gets the same share of each group. Its groups are as small as possible,
     so CTAs read new K and V at different times. Only the last group may be larger, within the L2 limit.
     """
-    pairs = spec.heads_q // cfg.packed_heads * (1 if cfg.has_packed_order else extent.batch)
-    if not spec.has_blocks and (spec.window_right is None or spec.window_left is not None):
-        return 1, MANY
-    keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
-    per_pair = max(keys * cfg.packed_heads // spec.group, 1)
     if not cfg.persistent:
-        return -(-pairs // -(-pairs * per_pair // int(tiles.l2_share * chip.l2))), MANY
+        return l2_group_of_single(spec, extent, cfg, int(tiles.l2_share * chip.l2)), MANY
+    if not _lengths_of_tiles_differ(spec):
+        return 1, MANY
+    pairs, per_pair = _l2_pairs(spec, extent, cfg)
     concurrent_tiles = chip.sms // cfg.ctas
     round_trip = 2 * concurrent_tiles
     m_blocks = -(-extent.max_seqlen_q * cfg.packed_heads // cfg.rows)
@@ -128,3 +147,9 @@ def _l2_groups(
     return l2_group, even_l2_groups(
         l2_group, pairs, min(int(LAST_SHARE * chip.l2) // per_pair, pairs), lengths, concurrent_tiles
     )
+
+
+class Plan(plans.ForwardBackwardPlan):
+    """Plan of the forward alone."""
+
+    directions = Sm90Forward, None

@@ -96,11 +96,21 @@ class Softmax(Constant):
         return BlockScores(block, score, mask, keep_bits)
 
     def softmax_step(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> Boolean:
-        """Replace S by P for one key block. Returns True if O must be multiplied by `factor`, row by row; the result is
-        the same for all rows of a warp."""
-        cfg, scale = self.context.cfg, self.scales.log2
+        """Replace S by P for one key block. Returns as `weights`."""
         rows = self.masked_scores(s, scores, is_masked)
-        row_maxes = [reduce_in_chains(x, cute.arch.fmax) for x in rows]
+        return self.weights(s, rows, [reduce_in_chains(x, cute.arch.fmax) for x in rows], scores, is_masked)
+
+    def weights(
+        self,
+        s: cute.Tensor,
+        rows: list[list[Float32]],
+        row_maxes: list[Float32],
+        scores: BlockScores,
+        is_masked: bool,
+    ) -> Boolean:
+        """Write P of masked scores to s. Returns True if O must be multiplied by `factor`, row by row; the result is
+        the same for all rows of a warp. row_maxes: of this thread's part of the rows, or of more scores."""
+        cfg, scale = self.context.cfg, self.scales.log2
         # False while a row has seen no key: -inf - -inf is NaN.
         grows = [
             row_max * scale - self.row_max_scaled[r] > cfg.rescale_threshold for r, row_max in enumerate(row_maxes)
@@ -142,7 +152,7 @@ class Softmax(Constant):
         firsts = [columns_below(self.first[r] - first_key) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
         return [apply_mask(x, firsts[r], columns_below(self.stop[r] - first_key)) for r, x in enumerate(rows)]
 
-    def finish(self, work: Work, first_row: Int32, writes_lse: bool = True) -> list[Float32]:
+    def finish(self, work: Work, first_row: Int32, writes_lse: bool | Boolean = True) -> list[Float32]:
         """Write each row's log-sum-exp, unless others do. Returns the factors that normalise O; 0 for a row without
         keys or data."""
         norms = []
@@ -153,8 +163,8 @@ class Softmax(Constant):
             largest_p = cute.math.exp2(row_max * self.scales.log2 - self.row_max_scaled[r], fastmath=True)
             query = query_of(self.context.cfg, row)
             norm, lse = normalise(self.context, work, row, query, self.row_max_scaled[r], total, largest_p)
-            if writes_lse:
-                write_lse(self.context, work, row, lse)
+            if writes_lse is not False:
+                write_lse(self.context, work, row, lse, writes_lse)
             factors = (None if self.dropout is None else self.dropout.scale, self.scales.v_descale)
             norms.append(functools.reduce(lambda a, b: a if b is None else a * b, factors, norm))
         return norms
@@ -212,8 +222,8 @@ def reduce_in_chains(values: list[Float32], combine) -> Float32:
 
 
 @cute.jit
-def write_lse(context: ForwardContext, work: Work, row: Int32, lse: Float32):
+def write_lse(context: ForwardContext, work: Work, row: Int32, lse: Float32, writes: bool | Boolean = True):
     """Write log-sum-exp of a row, if the row exists; one of the four threads of the row writes."""
-    if is_written(context.cfg, work, row) and cute.arch.lane_idx() % LANES_PER_ROW == 0:
+    if is_written(context.cfg, work, row) and cute.arch.lane_idx() % LANES_PER_ROW == 0 and writes:
         matrix = result(context, "lse", work)
         matrix[row_coord_of(context.cfg, row), 0] = lse

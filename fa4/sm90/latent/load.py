@@ -29,7 +29,7 @@ def load(context: LatentContext):
         even, odd = [*even, produce(ends.load_even_tail)], [*odd, produce(ends.load_odd_tail)]
     work = work_tile(context, Int32(cute.arch.block_idx()[0]))
     if work.count > 0:
-        load_q(context, work, 0, q)
+        load_q(context, work, work.m_block, q)
         for i in cutlass.range(work.count // 2, unroll=1):
             even = load_block(context, work, 2 * i, 0, even)
             odd = load_block(context, work, 2 * i + 1, 1, odd)

@@ -1,0 +1,1 @@
+"""Hopper forward of head dims above 256: a pair of CTAs shares its rows."""
