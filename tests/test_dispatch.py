@@ -1,5 +1,6 @@
 """The table: order, refusals that list every reason, named backends that obey or raise."""
 
+import itertools
 import sys
 import warnings
 from dataclasses import replace
@@ -142,7 +143,7 @@ def test_kernels_take_head_dims_of_whole_vectors(name):
 
 LARGEST = {
     "sm100": [(576, 576)],
-    "sm90": [(128, 128), (256, 256), (256, 256)],
+    "sm90": [(128, 128), (256, 256), (256, 256), (576, 512)],
     "sm80": [(576, 576)],
     "torch": [],
 }
@@ -163,17 +164,25 @@ def test_head_dims_end_where_the_table_says(name):
         assert rows[0].takes(1, 1000) and rows[0].takes(999, 3)
 
 
-def test_hopper_trains_wide_heads_in_order_but_not_with_functions():
+def test_hopper_trains_wide_heads_and_leaves_some_backwards_to_the_portable_kernels():
+    """Those with functions, and those of head dims above 256, whose forward is its own."""
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    chip = chip_by_number(90)
+    chip, extent = chip_by_number(90), ProblemSize(1, 300, 300)
     graph = trace_score(lambda score, b, h, q_idx, kv_idx: score + q_idx).graph
-    functions = (None, "sm90"), (ModSpec(score=graph), "sm80"), (ModSpec(mask=graph, block=(128, 128)), "sm80")
-    for head_dim, head_dim_v in ((256, 256), (136, 200), (256, 64)):
-        problem = replace(spec(head_dim=head_dim, head_dim_v=head_dim_v), needs_backward=True)
-        for deterministic in (False, True):
-            for mods, chosen in functions:
-                asked = replace(problem, deterministic=deterministic, mods=mods)
-                assert dispatch.select(asked, chip).name == chosen
+    functions = None, ModSpec(score=graph), ModSpec(mask=graph, block=(128, 128)), ModSpec(dropout=True)
+    for dims in ((256, 256), (136, 200), (256, 64), (320, 264), (512, 512), (64, 512), (576, 512)):
+        problem = replace(spec(head_dim=dims[0], head_dim_v=dims[1]), needs_backward=True)
+        for deterministic, mods in itertools.product((False, True), functions):
+            asked = replace(problem, deterministic=deterministic, mods=mods)
+            row, is_widest = dispatch.select(asked, chip), max(dims) > 256
+            if is_widest and asked.has_dropout:
+                assert row.name == "sm80"
+                continue
+            leaves = is_widest or (mods is not None and not mods.dropout)
+            assert (row.name, row.backward) == ("sm90", "sm80" if leaves else None)
+            told = str(dispatch.explain(asked, extent, chip))
+            assert ("backend  sm90, backward sm80\n" in told) == leaves and ("backend  sm90\n" in told) != leaves
+    assert dispatch.select(spec(head_dim=576, head_dim_v=576), chip).name == "sm80"
 
 
 def test_blackwell_takes_wide_heads_in_both_directions():

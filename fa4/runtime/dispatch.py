@@ -11,7 +11,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -30,22 +30,25 @@ MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Featu
 @dataclass(frozen=True, slots=True)
 class HeadDims:
     """Supported (head_dim, head_dim_v): multiples of `multiple` up to `largest`, and additional `pairs`. largest: None
-    for no bound, 0 for `pairs` alone."""
+    for no bound, 0 for `pairs` alone. largest_v: of head_dim_v; None for `largest`."""
 
     multiple: int = 1
     largest: int | None = None
     pairs: tuple[tuple[int, int], ...] = ()
+    largest_v: int | None = None
 
     def takes(self, head_dim: int, head_dim_v: int) -> bool:
-        def regular(d: int) -> bool:
-            return d % self.multiple == 0 and (self.largest is None or d <= self.largest)
+        def regular(d: int, largest: int | None) -> bool:
+            return d % self.multiple == 0 and (largest is None or d <= largest)
 
-        return (head_dim, head_dim_v) in self.pairs or (regular(head_dim) and regular(head_dim_v))
+        is_regular = regular(head_dim, self.largest) and regular(head_dim_v, self.largest_v or self.largest)
+        return is_regular or (head_dim, head_dim_v) in self.pairs
 
     def __str__(self) -> str:
         if self.largest is None:
             return "any"
-        rule = [f"multiples of {self.multiple} up to {self.largest}"] if self.largest else []
+        largest = self.largest if self.largest_v is None else (self.largest, self.largest_v)
+        rule = [f"multiples of {self.multiple} up to {largest}"] if self.largest else []
         return ", ".join([*rule, *(f"({d}, {dv})" for d, dv in self.pairs)])
 
 
@@ -68,7 +71,7 @@ class Backend:
     """One row of the table.
 
     `module` is imported when the row is first used and offers a class `Plan`, see `fa4.runtime.plan`. A backend may
-    have further rows, for more shapes with fewer features.
+    have further rows, for more shapes with fewer features, or with the backward of another backend.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Backend:
     module: str
     requires: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
+    backward: str | None = None  # backend whose plan has the backward; None for this one
 
     def refusals(self, spec: AttentionSpec, chip: Chip) -> list[str]:
         """Return every reason why this backend cannot serve the problem on `chip`; empty if it can."""
@@ -102,8 +106,13 @@ class Backend:
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in lacking]
         return reasons
 
-    def load(self) -> ModuleType:
-        return importlib.import_module(self.module)
+    def plan(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Plan:
+        """Return a new plan of a problem that the row serves."""
+        made = _plan_class(self.module)(spec, extent, chip)
+        if self.backward is not None and spec.needs_backward:
+            other = next(row for row in BACKENDS if row.name == self.backward)
+            made.take_backward(_plan_class(other.module)(spec, extent, chip))
+        return made
 
 
 # Loads of captured tensors by a function: each costs at least one instruction for every element, in sequence.
@@ -234,17 +243,28 @@ _SM90_LATENT = replace(
     limits=(_latent_limits, _scattered_limits),
 )
 
+_PORTABLE_BACKWARD: dict[str, Any] = dict(summary="the same, with the backward of sm80", backward=_SM80.name)
+_SM90_WIDEST = replace(
+    _SM90,
+    **_PORTABLE_BACKWARD,
+    head_dims=HeadDims(multiple=8, largest=576, largest_v=512),
+    features=_SM90.features - {Feature.CACHE_8BIT, Feature.DROPOUT},
+    module="fa4.sm90.fwd.widest.plan",
+    limits=(_mod_limits, _block_limits, _captured_limits, _scattered_limits),
+)
+
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     _SM100,
     _SM90,
-    replace(_SM90_WIDE, summary="the same, the forward", features=_SM90.features - _BACKWARD_FEATURES),
     replace(
         _SM90_WIDE,
         summary="the same, without functions and masks of callers",
         features=_SM90.features - MODS | {Feature.DROPOUT},
     ),
+    replace(_SM90_WIDE, **_PORTABLE_BACKWARD, module="fa4.sm90.fwd.plan"),
     _SM90_LATENT,
+    _SM90_WIDEST,
     _SM80,
     Backend(
         name="torch",
@@ -257,6 +277,10 @@ BACKENDS: tuple[Backend, ...] = (
         module="fa4.fallback",
     ),
 )
+
+
+def _plan_class(module: str) -> type[Plan]:
+    return importlib.import_module(module).Plan
 
 
 @functools.cache
@@ -310,7 +334,7 @@ def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "a
 @functools.lru_cache(maxsize=4096)
 def planned(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> Plan:
     """Return the cached plan for exactly this extent."""
-    result = select(spec, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
+    result = select(spec, chip, backend).plan(spec.with_positive_scale(), extent, chip)
     if result.compiled:
         recording.problem(spec, extent, chip, backend)
     return result
@@ -377,9 +401,11 @@ class Explanation:
     refused: Refused
     visited: float | None = None  # fraction of blocks that the block mask lists
     progress: str = ""  # what CTAs wait for
+    backward: str | None = None  # backend of the backward, if another one
 
     def __str__(self) -> str:
-        lines = [f"chip     {self.chip}", f"backend  {self.chosen or 'none'}"]
+        backward = "" if self.backward is None else f", backward {self.backward}"
+        lines = [f"chip     {self.chip}", f"backend  {self.chosen or 'none'}{backward}"]
         if self.tiles:
             lines.append(f"tiles    {self.tiles}")
         if self.progress:
@@ -404,4 +430,5 @@ def explain(
     if row is None:
         return Explanation(spec, extent, chip, None, "", refused, visited)
     chosen = plan(spec, extent, chip, backend)
-    return Explanation(spec, extent, chip, row.name, chosen.describe(), refused, visited, chosen.progress)
+    backward = row.backward if spec.needs_backward else None
+    return Explanation(spec, extent, chip, row.name, chosen.describe(), refused, visited, chosen.progress, backward)

@@ -60,6 +60,10 @@ class Plan:
         """Whether no query has a key: then there is nothing to launch."""
         return 0 in self.extent or (self.spec.varlen and 0 in (inputs.q.shape[0], inputs.k.shape[0]))
 
+    def take_backward(self, other: Any) -> None:
+        """Use the backward of another plan of the same problem."""
+        raise NotImplementedError(f"{type(self).__name__} has a backward of its own")
+
     def describe(self) -> str:
         """Return the tiles of forward and, if needed, backward, in one line for `fa4.explain`. Compiles nothing."""
         raise NotImplementedError
@@ -106,6 +110,10 @@ class ForwardBackwardPlan(Plan):
         if backward is not None:
             self._backward = backward(spec, extent, chip, backward_tiles)
             self.backward = self._backward.launch  # type: ignore[method-assign]
+
+    def take_backward(self, other: ForwardBackwardPlan) -> None:
+        self._backward = other._backward
+        self.backward = self._backward.launch  # type: ignore[method-assign]
 
     def compile_forward(self) -> None:
         self._forward.compile()

@@ -83,7 +83,7 @@ def planned(problem: Problem, number: int, backend: str) -> list[Kernel] | None:
     row = next((row for row in dispatch.BACKENDS if row.name == backend and not _refusals(row, problem, chip)), None)
     if row is None:
         return None
-    plan = row.load().Plan(problem.spec.with_positive_scale(), problem.extent, chip)
+    plan = row.plan(problem.spec.with_positive_scale(), problem.extent, chip)
     assert isinstance(plan, ForwardBackwardPlan) and plan.describe()
     kernels = [Kernel(plan._forward.kernel, plan._forward.cfg, chip, problem)]
     if problem.spec.needs_backward:

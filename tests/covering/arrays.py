@@ -132,16 +132,16 @@ ARRAYS = {
     array.name: array
     for array in (
         Array("training", _TRAINING, 2, native=(BACKENDS, ("sm80", "sm100")), presets=(_SOFTCAP_AND_MASK,)),
-        # Hopper's backward of wide heads takes calls without functions alone.
+        # Hopper's own backward of wide heads takes calls without functions alone.
         Array("training-wide", _TRAINING.without(**_NOT_WIDE).native("sm90"), 2, backends=("sm90",)),
         Array("inference", _INFERENCE, 2, native=(BACKENDS,)),
         # How rows of a cache come to the matrix unit follows from these together.
         Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
         Array("caches-sm100", _CACHES.native("sm100"), 2, backends=("sm100",), beside=("caches",)),
         # Heads that few kernels take.
-        Array("training-widest", _TRAINING.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm100")),
-        Array("inference-widest", _INFERENCE.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm100")),
-        Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm100")),
+        Array("training-widest", _TRAINING.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm90", "sm100")),
+        Array("inference-widest", _INFERENCE.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm90", "sm100")),
+        Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm90", "sm100")),
         # Hopper's latent forward loads a cache's rows once, as K and as V.
         Array("caches-latent", _CACHES.with_levels(**_LATENT), 2, backends=("sm90", "sm100")),
         Array("calls-triples", _CALLS_IN_TORCH, 3),

@@ -102,13 +102,6 @@ _SCORES = (*TRAINABLE, "position_free")
 _MASKS = "prefix", "documents", "heads", "empty_rows", "columns", "dilated", "both", "either"
 _BLOCKS = "128", "64", "128x64", "heads"
 _BACKWARDS = "training", "partly"
-# Head dims above 128 other than (192, 128).
-_WIDER = (
-    dict(head_dim=("256", "wide")),
-    dict(head_dim="192", head_dim_v=("same", "larger")),
-    dict(head_dim="128", head_dim_v="larger"),
-)
-_FUNCTIONS = dict(score_mod=_SCORES), dict(mask_mod=_MASKS)
 _CALLS_OF_ALL = (
     _no("kernels take 16-bit numbers", dtype="float32"),
     *_where_trained(
@@ -123,7 +116,7 @@ _CALLS_OF_ALL = (
     ),
     *_where_trained("gradients that sequences choose", score_mod="of_sequences", form=("packed", "jagged")),
 )
-_OVER_256 = _no("kernels of a chip of its own take up to 256", head_dim="256", head_dim_v="larger")
+_NO_576 = _no("columns of O for two CTAs are at most 512", head_dim="576", head_dim_v="same")
 _CACHES_OF_ALL = (_no("kernels take 16-bit numbers", dtype="float32"),)
 
 CALLS = Model(
@@ -194,19 +187,25 @@ CALLS = Model(
         "sm80": _CALLS_OF_ALL,
         "sm90": (
             *_CALLS_OF_ALL,
-            _OVER_256,
-            *_no_each("no functions in backwards of wide heads", _WIDER, _FUNCTIONS, direction=_BACKWARDS),
-            *_no_each(
-                "no dropout beside functions in backwards of (192, 128)",
-                (dict(head_dim="192", head_dim_v="smaller", dropout="yes"),),
-                _FUNCTIONS,
-                direction=_BACKWARDS,
-            ),
+            _no("no dropout of so wide heads", head_dim=WIDEST, dropout="yes"),
+            _no("no dropout of so wide heads", head_dim="256", head_dim_v="larger", dropout="yes"),
+            _NO_576,
         ),
         "sm100": _CALLS_OF_ALL,
     },
 )
 
+
+def _without_rows(head_dim: tuple[str, ...]) -> tuple[Exclusion, ...]:
+    """No pages whose rows TMA cannot load."""
+    reason, pages = "no single rows of pages of so wide heads", ("1", "5", "16", "64", "128", "256")
+    return (
+        _no(reason, head_dim=head_dim, pages=("1", "5")),
+        _no(reason, head_dim=head_dim, leftpad="yes", pages=pages),
+    )
+
+
+_NO_BYTES_OF_WIDEST = _no("no 8-bit numbers of so wide heads", head_dim=WIDEST, bits=("fp8", "int8"))
 _CACHE_SCORES = "alibi", "relative_bias", "bias", "bias_of_pairs", "nonlinear", "position_free"
 CACHES = Model(
     "caches",
@@ -247,13 +246,11 @@ CACHES = Model(
     ),
     {
         "sm80": _CACHES_OF_ALL,
-        "sm90": _CACHES_OF_ALL,
+        "sm90": (*_CACHES_OF_ALL, *_without_rows(WIDEST), _NO_BYTES_OF_WIDEST, _NO_576),
         "sm100": (
             *_CACHES_OF_ALL,
-            _no("no single rows of pages of so wide heads", head_dim=("256", *WIDEST), pages=("1", "5")),
-            _no("no single rows of pages of so wide heads", head_dim=("256", *WIDEST), leftpad="yes",
-                pages=("1", "5", "16", "64", "128", "256")),
-            _no("no 8-bit numbers of so wide heads", head_dim=WIDEST, bits=("fp8", "int8")),
+            *_without_rows(("256", *WIDEST)),
+            _NO_BYTES_OF_WIDEST,
         ),
     },
 )  # fmt: skip
