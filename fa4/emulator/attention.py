@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from warpcheck.context import emulate
 from warpcheck.machine import Checks
 from warpcheck.machine.record import Record
 
+from fa4.emulator import cudnn
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, ProblemSize
@@ -59,12 +61,15 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Package:
-    """attend: q, k, v, causal, deterministic -> out. options: of `emulate`. exchanged: bytes for each pair of a query
-    and a key that each main kernel of the backward writes to device memory, or reads from there."""
+    """attend: q, k, v, causal, deterministic -> out. options: of `emulate`. exchanged: by head dim, bytes for each pair
+    of a query and a key that each main kernel of the backward writes to device memory, or reads from there. kernels_of:
+    the context in which short launches take the kernels of a sequence length, which differ from `long` tokens on."""
 
     attend: Attend
     options: dict[str, Any] = field(default_factory=dict)
-    exchanged: int = 0
+    exchanged: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    kernels_of: Callable[[int], AbstractContextManager[Any]] = nullcontext
+    long: int | None = None
 
 
 def _fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
@@ -83,36 +88,8 @@ def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: 
     return out[0] if isinstance(out, tuple) else out
 
 
-class _Cudnn(torch.autograd.Function):
-    """Attention of nvidia-cudnn-frontend's kernels in CuTe DSL, which have no autograd of their own. Their tensors
-    have heads before rows."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        from cudnn.sdpa.fwd.api_dsl import sdpa_fwd_wrapper_dsl_sm100
-
-        heads_first = [x.detach().transpose(1, 2) for x in (q, k, v)]
-        result = sdpa_fwd_wrapper_dsl_sm100(*heads_first, is_causal=causal)
-        ctx.save_for_backward(*heads_first, result["o_tensor"], result["lse_tensor"][..., None])
-        ctx.causal = causal
-        return result["o_tensor"].transpose(1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, *douts: Tensor) -> tuple[Tensor | None, ...]:
-        from cudnn.sdpa.bwd import SdpaBwdDslSm100D256
-
-        q, k, v, out, lse = ctx.saved_tensors
-        grads = [torch.empty_like(x.transpose(1, 2).contiguous()).transpose(1, 2) for x in (q, k, v)]
-        tensors = q, k, v, out, douts[0].contiguous().transpose(1, 2), lse, *grads
-        api = SdpaBwdDslSm100D256(*tensors, is_causal=ctx.causal)
-        api.check_support()
-        workspace = torch.empty(api.scratch_workspace_bytes(), dtype=torch.uint8, device=q.device)
-        api.execute(*tensors, workspace=workspace)
-        return *(x.transpose(1, 2) for x in grads), None
-
-
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
-    return _Cudnn.apply(q, k, v, causal)
+    return cudnn.Attention.apply(q, k, v, causal)
 
 
 # Host code of other packages asks where tensors are, and flash-attn-4 initialises a barrier twice.
@@ -120,8 +97,10 @@ _FOREIGN = {"tells_devices_apart": True, "on_finding": "collect"}
 PACKAGES = {
     "fa4": Package(_fa4),
     "flash-attn-4": Package(_flash_attn_4, _FOREIGN),
-    # Its backward writes dS in 16 bits; products of matrices over dS are dQ and dK.
-    "cudnn-frontend": Package(_cudnn, _FOREIGN, exchanged=2),
+    # Its backward writes dS in 16 bits; matrix products over dS are dK and dQ. Head dims above 256: also S, for dV.
+    "cudnn-frontend": Package(
+        _cudnn, _FOREIGN, {256: (2, 2, 2), 512: (4, 2, 2, 2)}, kernels_of=cudnn.kernels_of, long=cudnn.LONG
+    ),
 }
 
 
@@ -152,8 +131,8 @@ def _with_tiles(problem: Problem, tiles: Any) -> Attend:
 def recorded(
     chip: str, package: str, problem: Problem, sms: int, shape: Shape, tiles: Any = None
 ) -> tuple[Record, ...]:
-    """Each launch of the problem's direction. Of `problem` its batch, seqlen and heads do not matter. tiles: of our
-    forward [default: the shape's]."""
+    """Each launch of the problem's direction. Of `problem` its batch and heads do not matter, and its seqlen only if
+    the package has kernels for long sequences. tiles: of our forward [default: the shape's]."""
     attend, extra = PACKAGES[package].attend, PACKAGES[package].options
     if tiles is not None:
         attend = _with_tiles(problem, tiles)
@@ -171,6 +150,6 @@ def recorded(
         out = attend(q, k, v, problem.causal, problem.deterministic)
         dout = torch.ones_like(out)
     if is_backward:
-        with emulate(chip, timing=True, **options) as gpu:
+        with emulate(chip, timing=True, **options) as gpu, PACKAGES[package].kernels_of(problem.seqlen):
             torch.autograd.grad(out, (q, k, v), dout)
     return tuple(launch.record for launch in gpu.launches if launch.record is not None)

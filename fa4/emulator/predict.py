@@ -39,7 +39,9 @@ _ROWS = {
 _REACHED = {("sm_100a", 4): 136}
 _CUDNN_ROWS = {("sm_100a", 256): 128, ("sm_100a", 512): 64}
 _OWN_ROWS = _ROWS | {("sm_100a", head_dim): 64 for head_dim in (320, 512, 576)}
+_CUDNN_WORKSPACE = 4 << 30  # bytes of S and dS of the heads that its backward computes at a time
 _AUXILIARY = Shape(1024, 256, 1)  # replayed for the kernels before and after the main kernel
+_MORE_KEYS = Shape(1024, 1024, 1)  # kernels that own queries have the grid of _AUXILIARY
 _L2_GROUP_BYTES = 50 << 20  # shared by the heads of an L2 group of flash-attn-4
 
 
@@ -91,13 +93,16 @@ class Prediction:
 class _Replayed:
     """times: launches of the main kernel, one for each shape. auxiliary: the kernels before and after one launch.
     owns_queries: a CTA of a backward has a block of queries and iterates over keys; queries and keys of `shapes` are
-    exchanged, so that keys are what a CTA owns.
+    exchanged, so that keys are what a CTA owns. exchanged: bytes to or from device memory for each pair of a query and
+    a key. cleared: bytes that kernels before it clear for each pair, masked ones too.
     """
 
     times: tuple[Times, ...]
     shapes: tuple[Shape, ...]
     auxiliary: tuple[Times, ...] = ()
     owns_queries: bool = False
+    exchanged: int = 0
+    cleared: float = 0.0
 
     @property
     def ctas(self) -> int:
@@ -117,7 +122,13 @@ class _Replayed:
     def backward_rows(self) -> int:
         """Return the rows of a cluster of a backward whose grid has a cluster for each tile."""
         shape, clusters = self.shapes[-1], math.prod(self.times[-1].record.launch.grid) // self.ctas
-        return shape.keys * shape.heads // clusters
+        return shape.keys * shape.heads // (clusters // self.column_tiles)
+
+    @property
+    def column_tiles(self) -> int:
+        """Return the tiles of a block of rows, of which each has some columns: y of the grid of cuDNN's products."""
+        launch, heads = self.times[-1].record.launch, self.shapes[-1].heads
+        return launch.grid[1] // launch.cluster[1] if launch.grid[2] == heads else 1
 
     def samples(self, schedule: TileSchedule, problem: Problem) -> list[Sample]:
         """Return what the launches took, with the tiles of the schedule."""
@@ -163,7 +174,9 @@ def predict(
     if (chip, problem.head_dim) not in rows:
         listed = ", ".join(str(head_dim) for of_chip, head_dim in rows if of_chip == chip) or "none"
         raise ValueError(f"{package}: head_dim {problem.head_dim} on {chip} is not predicted, only {listed}")
-    small = dataclasses.replace(problem, batch=1, seqlen=0, heads=1)
+    long = PACKAGES[package].long
+    shortest = long if long is not None and problem.seqlen >= long else 0  # length with the problem's kernels
+    small = dataclasses.replace(problem, batch=1, seqlen=shortest, heads=1)
     if problem.direction == "bwd":
         kernels = _backward(table, package, small, timeline)
         return Prediction.together(
@@ -208,7 +221,8 @@ def _schedule(problem: Problem, chip: str, package: str, replayed: _Replayed) ->
     l2_group = 1 if package == _CUDNN else min(pairs, _l2_group(problem))
     # The first block of keys has most steps, the first block of queries the fewest.
     descending = problem.deterministic or replayed.owns_queries
-    return TileSchedule(replayed.backward_rows, step, TileScheduler.STATIC, l2_group, descending, ctas)
+    rows, columns = replayed.backward_rows, replayed.column_tiles
+    return TileSchedule(rows, step, TileScheduler.STATIC, l2_group, descending, ctas, column_tiles=columns)
 
 
 def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed, clock: float) -> Prediction:
@@ -239,12 +253,16 @@ def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed
     else:
         cycles = schedule.cycles(work, sms, cost, wait)
     busy = steady(replayed.times, samples, fit)
-    if exchanged := PACKAGES[package].exchanged if problem.direction == "bwd" else 0:
-        least = exchanged * problem.pairs / table.sms / table.numbers["dram_bytes"].value
+    if replayed.exchanged:
+        least = replayed.exchanged * problem.pairs / table.sms / table.numbers["dram_bytes"].value
         computing, cycles = cycles, max(cycles, least)
         busy = {name: share * computing / cycles for name, share in busy.items()} | {"dram": least / cycles}
         busy = dict(sorted(busy.items(), key=lambda item: -item[1]))
     auxiliary = sum(_by_bytes(times, problem, table) for times in replayed.auxiliary)
+    if replayed.cleared:
+        cleared = replayed.cleared * problem.batch * problem.heads * problem.seqlen**2
+        least = min(cleared, _CUDNN_WORKSPACE) / table.sms / table.numbers["dram_bytes"].value
+        auxiliary += table.numbers["launch"].value + least
     return Prediction(
         cycles + auxiliary, problem.flops, clock, cost, len(work), schedule.scheduler, auxiliary, busy, replayed.times,
     )  # fmt: skip
@@ -299,15 +317,17 @@ def _forward(
 
 def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> list[_Replayed]:
     """Replay the backward. Return its main kernels; the first one has the kernels before and after them."""
-    sms = _SMS[table.chip]
+    base = _SMS[table.chip]
+    sms = max(base, _CTAS[512]) if package == _CUDNN and problem.head_dim > 256 else base
     auxiliary = _replay(table, package, problem, _AUXILIARY, timeline, sms)
     of_main = next(times for times in auxiliary if times.flops)
     is_pair = math.prod(of_main.record.launch.cluster) > 1
     takes_tiles = _Replayed((of_main,), (_AUXILIARY,)).takes_tiles  # a tile then has a cost of its own
     if problem.causal:
-        shapes = [Shape(n * sms * _TILE_N, n * sms * _TILE_N, sms) for n in ((2, 4, 6) if takes_tiles else (2, 4))]
+        shapes = [Shape(n * base * _TILE_N, n * base * _TILE_N, base) for n in ((2, 4, 6) if takes_tiles else (2, 4))]
     elif is_pair:
-        shapes = [Shape(512, sms * _TILE_N, 1), _AUXILIARY, *[Shape(512, 2 * sms * _TILE_N, 1)] * takes_tiles]
+        keys = sms * _TILE_N
+        shapes = [Shape(512, keys, 1), Shape(1024, keys, 1), *[Shape(512, 2 * keys, 1)] * takes_tiles]
     else:  # one head per CTA: CTAs of one head wait for each other in a deterministic backward
         shapes = [Shape(queries, _TILE_N, sms) for queries in (512, 1024)]
     mains = _main_kernels(table, package, problem, shapes, timeline, sms)
@@ -319,8 +339,30 @@ def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) 
             main if main.has_one_grid else dataclasses.replace(other, shapes=tuple(shapes), owns_queries=True)
             for main, other in zip(mains, others)
         ]
-    small = tuple(times for times in auxiliary if not times.flops)
-    return [dataclasses.replace(mains[0], auxiliary=small), *mains[1:]]
+    small = [times for times in auxiliary if not times.flops]
+    if package == _CUDNN:
+        more = _replay(table, package, problem, _MORE_KEYS, timeline, sms)
+        mains = _exchanging(mains, auxiliary, more, PACKAGES[package].exchanged[problem.head_dim])
+        small = [old for old, new in zip(auxiliary, more) if not old.flops and not _clears(old, new)]
+    return [dataclasses.replace(mains[0], auxiliary=tuple(small)), *mains[1:]]
+
+
+def _exchanging(
+    mains: list[_Replayed], fewer: list[Times], more: list[Times], exchanged: tuple[int, ...]
+) -> list[_Replayed]:
+    """Return cuDNN's main kernels with what they own and exchange. fewer, more: launches with fewer and more keys."""
+    found = []
+    for main, times, of_pair in zip(mains, [pair for pair in zip(fewer, more) if pair[0].flops], exchanged):
+        owns_queries = _Replayed(times, ()).has_one_grid
+        found.append(dataclasses.replace(main, owns_queries=owns_queries, exchanged=of_pair))
+    cleared = sum(new.global_bytes for old, new in zip(fewer, more) if not new.flops and _clears(old, new))
+    pairs = _MORE_KEYS.queries * _MORE_KEYS.keys
+    return [dataclasses.replace(found[0], cleared=cleared / pairs), *found[1:]]
+
+
+def _clears(fewer: Times, more: Times) -> bool:
+    """Whether a kernel without products writes to each pair of a query and a key: its bytes increase with the keys."""
+    return more.global_bytes > 2 * fewer.global_bytes
 
 
 def _main_kernels(

@@ -21,6 +21,7 @@ class TileSchedule:
     step. l2_group: (head, sequence) pairs that advance together. descending: from the last tile of a head to its first.
     resident: CTAs per multiprocessor at a time. snake: every other round of a persistent grid goes backwards.
     most_l2_groups: number of groups, the last of which has all remaining pairs; None for as many as there are.
+    column_tiles: tiles of the same rows, each with some columns of the result; all rows of one come before the next.
     """
 
     rows: int
@@ -32,6 +33,7 @@ class TileSchedule:
     resident: int = 1
     snake: bool = False
     most_l2_groups: int | None = None
+    column_tiles: int = 1
 
     def steps(self, direction: str, queries: int, keys: int, causal: bool) -> list[int]:
         """Return the steps of each tile of a head, in order. A causal mask is aligned to the end of both sides."""
@@ -44,7 +46,7 @@ class TileSchedule:
             every = math.ceil(queries / self.step)
             firsts = [max(0, i * self.rows + queries - keys) for i in range(math.ceil(keys / self.rows))]
             found = [every - (first // self.step if causal else 0) for first in firsts]
-        return found[::-1] if self.descending else found
+        return (found[::-1] if self.descending else found) * self.column_tiles
 
     def steps_of_grid(self, of_head: Sequence[int], pairs: int) -> list[int]:
         """Return the steps of all tiles in order; the pairs of an L2 group alternate."""

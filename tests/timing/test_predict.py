@@ -90,6 +90,22 @@ def test_another_package_is_predicted_or_says_what_is_missing(package):
     assert row.get("tflops", 0) > 100 or "No module named" in row["skipped"], row
 
 
+@needs_machine_code
+@pytest.mark.parametrize(("seqlen", "ctas"), [(4096, 2), (16384, 4)])
+def test_products_of_cudnn_have_the_tiles_of_the_length(seqlen, ctas):
+    """Its sources state 465 us on a B200 at 1155 MHz for each product at 2k, 128 heads, and 1735 us at 4k."""
+    pytest.importorskip("cudnn")
+    found = predict(Problem("bwd", 1, seqlen, 128, 512, 512, False), package="cudnn-frontend")
+    first, *products = found.parts
+    assert first.times[0].record.launch.cluster == (4, 1, 1)
+    for product in products:
+        rows, columns = (512, 256) if ctas == 2 else (512, 512)
+        assert product.tiles == 128 * (seqlen // rows) * (512 // columns)
+        assert product.times[0].record.launch.cluster == (2, ctas // 2, 1)
+    if seqlen == 4096:
+        assert products[0].cycles == pytest.approx(1735 * 1155, rel=0.03)
+
+
 def test_packages_that_are_only_predicted_are_not_timed(tmp_path):
     arguments = ["--suite", "wide", "--filter", "576", "--providers", "cudnn-frontend"]
     assert "expected some of" in CliRunner().invoke(bench, arguments).output

@@ -57,11 +57,15 @@ class Times:
 
     @property
     def global_bytes(self) -> int:
-        """Bytes that threads and copies move between multiprocessors and global memory."""
+        """Bytes that threads and copies move between multiprocessors and global memory.
+
+        Accesses of fewer bytes than their sectors have: the next accesses take the others from the L1 cache.
+        """
         moved = 0
         for warp in self.record.warps:
             kinds, values = warp.events[:, 1], warp.events[:, 2:]
-            moved += 32 * int(values[kinds == KINDS["global"], 1].sum())
+            asked, sectors = values[kinds == KINDS["global"], :2].sum(0)
+            moved += min(int(asked), 32 * int(sectors))
             moved += int(values[kinds == KINDS["load"], 3].sum() + values[kinds == KINDS["store"], 2].sum())
         return moved
 
