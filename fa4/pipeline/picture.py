@@ -25,8 +25,10 @@ PAGES = {  # kernel: (head_dim, is causal, roles that write results) of each con
     "sm100.bwd.widest": ((512, False, ("compute",)),),
     "sm90.fwd": ((128, True, ("compute",)),),
     "sm90.bwd": ((128, True, ("compute", "reduce")), (256, True, ("dV", "dK"))),
+    "sm90.fwd.widest": ((512, True, ("compute",)),),
     "sm90.latent": ((576, True, ("even", "odd")),),
 }
+OWN_PLANS = "sm90.fwd.widest", "sm90.latent"  # kernels whose plan is not the backend's
 LATENT_COLUMNS = 512  # of V
 BETWEEN = "\n\n### The wide kernel\n\nFor bf16, d = 256, causal: CTA pairs and a deterministic order.\n\n"
 
@@ -35,7 +37,7 @@ def tables(name: str) -> str:
     """Return the text between the marks in the page of a kernel: bf16, 16 heads, 4k tokens."""
     backend, direction = name.split(".")[:2]
     module, is_latent = importlib.import_module(f"fa4.{name}.kernel"), direction == "latent"
-    plans, pages = importlib.import_module(f"fa4.{name if is_latent else backend}.plan"), []
+    plans, pages = importlib.import_module(f"fa4.{name if name in OWN_PLANS else backend}.plan"), []
     directions = plans.Plan.directions
     for head_dim, is_causal, output_roles in PAGES[name]:
         dims, heads = (head_dim, LATENT_COLUMNS if is_latent else head_dim), (16, 1 if is_latent else 16)

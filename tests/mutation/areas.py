@@ -305,7 +305,10 @@ AREAS = (
         "sm90",
         ("fa4/sm90/*",),
         (),
-        (_PLACES, *_SM90_FORWARD, "tests/sm90/test_wgmma.py", "tests/sm90/test_latent.py", *_SM90_BACKWARD),
+        (
+            *(_PLACES, *_SM90_FORWARD, "tests/sm90/test_wgmma.py", "tests/sm90/test_latent.py"),
+            *("tests/sm90/test_widest.py", *_SM90_BACKWARD),
+        ),
     ),
     Area("sm100 forward", ("fa4/sm100/fwd/*",), (), (_TABLES, *_SM100_FORWARD)),
     Area("sm100 backward", ("fa4/sm100/bwd/*",), (), (_PLACES, _TABLES, *_SM100_BACKWARD)),

@@ -17,6 +17,7 @@ PAGES = {
     "sm100.bwd.widest": "blackwell-widest.md",
     "sm90.fwd": "hopper-forward.md",
     "sm90.bwd": "hopper-backward.md",
+    "sm90.fwd.widest": "hopper-widest.md",
     "sm90.latent": "hopper-latent.md",
 }
 
