@@ -26,13 +26,13 @@ from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, Lane, consume, produce
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, load_matrices, row_in_warp, store_matrices
+from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, store_matrices
 from ..fwd.compute import out_to_global, rescale, zeros_to_global
 from ..fwd.softmax import Softmax, pack
 from ..wgmma import K_PER_MMA, ROWS, settle, wait
 from .config import HALVES, LatentContext
 
-SUMS_BARRIER, TAIL_BARRIER = 1, 2  # barrier 0 is the CTA barrier
+SUMS_BARRIER = 1  # barrier 0 is the CTA barrier
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,10 @@ class Member(Constant):
         cfg, smem = context.cfg, context.smem
         self.context, self.cfg, self.half = context, cfg, half
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-        self.qk, self.qk_tail, self.pv, self.pv_of_other = cfg.qk, cfg.qk_tail, cfg.pv, cfg.pv_of_other
-        k_ptr, mine, others = (
-            smem.pointer(name, cfg.dtype)
-            for name in ("K", *(("P even", "P odd") if half == 0 else ("P odd", "P even")))
-        )
+        self.qk, self.pv, self.pv_of_other = cfg.qk, cfg.pv, cfg.pv_of_other
+        k_ptr = smem.pointer("K and P", cfg.dtype)
+        mine, others = (k_ptr + (stage * cfg.stage_bytes + cfg.p_offset) // 2 for stage in (half, 1 - half))
         self.q, self.k = self.qk.a_at(smem.pointer("Q", cfg.dtype)), self.qk.b_at(k_ptr)
-        self.q_tail = self.qk_tail.a_registers() if cfg.has_tail else None
         self.p, self.p_of_other = self.pv.a_registers(), self.pv_of_other.a_at(others)
         self.v = self.pv.b_at(k_ptr + half * cfg.half_columns * cfg.tile_n)  # a panel has all rows of its columns
         self.p_rows = mine.toint() + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
@@ -83,23 +80,13 @@ class Member(Constant):
     def first_row(self, work: Work) -> Int32:
         return work.m_block * ROWS + self.warp * ROWS_PER_WARP
 
-    def load_q_tail(self) -> None:
-        """Load this warp's rows of the tail of Q into registers, before P takes its place."""
-        packed = cute.recast_tensor(self.q_tail, Int32)
-        rows = self.context.smem.address("Q tail") + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
-        for i, pair in enumerate(load_matrices(rows, self.cfg.p_tile, cute.size(packed))):
-            packed[i] = pair
-        both_sync(TAIL_BARRIER)
-
     def start_s(self, s: cute.Tensor, parts: Sequence[Cursor]) -> None:
         """Start S = Q K^T of the warpgroup's block, part by part as they arrive."""
-        steps, k = self.cfg.half_columns // K_PER_MMA, self.k[None, None, None, self.half]
+        q, k = self.q[None, None, None, 0], self.k[None, None, None, self.half]
+        steps = [panel * self.cfg.k_tile.panel_columns // K_PER_MMA for panel in self.cfg.part_bounds]
         for i, part in enumerate(parts):
             part.wait()
-            if i < HALVES:
-                self.qk.issue(s, self.q[None, None, None, 0], k, i > 0, range(i * steps, (i + 1) * steps))
-            else:
-                self.qk_tail.issue(s, self.q_tail, k, True, b_first=HALVES * steps)
+            self.qk.issue(s, q, k, i > 0, range(*steps[i : i + 2]))
 
     def start_o(self) -> None:
         """Start O += P V of the warpgroup's block."""
@@ -192,8 +179,6 @@ def attend(member: Member, work: Work):
     other, own = consume(p[1 - half]), produce(p[half])
     q.wait()
     member.o.fill(0.0)
-    if const_expr(cfg.has_tail):
-        member.load_q_tail()
     for i in cutlass.range(work.count // 2, unroll=1):
         if const_expr(half == 0):
             parts, other, own = even_step(member, work, 2 * i, parts, v, other, own)

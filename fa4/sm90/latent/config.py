@@ -49,6 +49,7 @@ class LatentConfig(ForwardVariant):
 
     @property
     def k_tile(self) -> Tile:
+        """Key block in shared memory."""
         return Tile(self.tile_n, self.head_dim, pieces=self.pieces)
 
     @property
@@ -65,9 +66,26 @@ class LatentConfig(ForwardVariant):
         return self.half_columns // self.k_tile.panel_columns
 
     @property
+    def p_offset(self) -> int:
+        """Bytes from a key block to its P, in the panel behind the columns of V. The tail is there before."""
+        return HALVES * self.half_panels * self.k_tile.panel_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a key block with its P."""
+        return self.p_offset + self.p_tile.nbytes
+
+    @property
     def has_tail(self) -> bool:
         """True if K has a panel that is not V's."""
         return self.k_tile.panels > HALVES * self.half_panels
+
+    @property
+    def part_bounds(self) -> tuple[int, ...]:
+        """Panel at which each part of a key block begins, and the end: V of either warpgroup and, if K has one, the
+        tail."""
+        sides = 0, self.half_panels, HALVES * self.half_panels
+        return (*sides, self.k_tile.panels) if self.has_tail else sides
 
     @property
     def half_columns(self) -> int:
@@ -76,14 +94,9 @@ class LatentConfig(ForwardVariant):
 
     @property
     def qk(self) -> Wgmma:
-        """S = Q K^T, with the panels of Q that are in shared memory."""
+        """S = Q K^T."""
         q = SmemOperand(self.q_tile, Major.K)
         return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=self._kv(Major.K), a=q)
-
-    @property
-    def qk_tail(self) -> Wgmma:
-        """S += Q K^T of the tail, whose Q is in registers."""
-        return replace(self.qk, k=self.k_tile.panel_columns, a=None)
 
     @property
     def pv(self) -> Wgmma:
@@ -96,7 +109,7 @@ class LatentConfig(ForwardVariant):
         return replace(self.pv, a=SmemOperand(self.p_tile, Major.K))
 
     def _kv(self, major: Major) -> SmemOperand:
-        return SmemOperand(Tile(self.tile_n, self.head_dim), major, STAGES, self.k_tile.nbytes)
+        return SmemOperand(Tile(self.tile_n, self.head_dim), major, STAGES, self.stage_bytes)
 
 
 @dataclass(frozen=True, slots=True)

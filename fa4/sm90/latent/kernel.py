@@ -6,8 +6,8 @@ half of the columns each. They alternate over the key blocks: the even blocks' s
 the odd ones' the other's. Each multiplies all P with its half of V. P and the rows' maxima go through shared memory.
 
 A block comes in parts, each free as soon as its last reader is done: the columns of V of either warpgroup, and a tail
-that is only K's. Shared memory holds a block of each warpgroup, so a part is loaded while others are read. The tail of
-Q is kept in registers, and P of the odd blocks takes its place.
+that is only K's. Shared memory holds a block of each warpgroup, so a part is loaded while others are read. P of a block
+takes the place of the block's tail.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ROLES = RoleTable(
 def channels(cfg: LatentConfig) -> ChannelTable:
     """Channels, named <producer>_<consumer>_<payload>. P brings the maxima of its rows, see `Member`.
 
-    A part of V that a warpgroup loads anew says that the other one is done with the block there, and with its P. A tail
-    is read before P of its block is made, so it is free when that block's columns of V are.
+    A part of V that a warpgroup loads anew says that the other one is done with the block there, and with its P. P of a
+    block takes the place of its tail, which is free when the other warpgroup has released its part of V, and with it P.
     """
     memory, both = Carries.ASYNC_SMEM, ("even", "odd")
     sides = {"even": "left", "odd": "right"}  # the columns of V of each
@@ -44,8 +44,10 @@ def channels(cfg: LatentConfig) -> ChannelTable:
         for role, side in sides.items()
     ]
     if cfg.has_tail:
-        freed = [Implied(f"load_both_{side}", "free") for side in sides.values()]
-        parts += [Channel(f"load_{role}_tail", "load", role, By.TMA, by, 1, memory) for role, by in zip(both, freed)]
+        parts += [
+            Channel(f"load_{role}_tail", "load", role, By.TMA, Implied(f"load_both_{sides[other]}", "free"), 1, memory)
+            for role, other in others.items()
+        ]
     scores = [
         Channel(f"{role}_{other}_P", role, other, By.WARP, Implied(f"load_both_{sides[other]}"), 1, memory)
         for role, other in others.items()
@@ -54,14 +56,10 @@ def channels(cfg: LatentConfig) -> ChannelTable:
 
 
 def smem_map(cfg: LatentConfig, table: ChannelTable) -> SmemMap:
-    pairs, panel = HALVES * ROWS * 8, cfg.p_tile.nbytes  # pairs: two numbers for each row
-    tail = (Region("Q tail", panel, align=1024),) if cfg.has_tail else ()
+    pairs = HALVES * ROWS * 8  # two numbers for each row
     return SmemMap(
-        Region("Q", cfg.q_tile.nbytes - len(tail) * panel, align=1024),
-        *tail,
-        Region("K", STAGES * cfg.k_tile.nbytes, align=1024),
-        Region("P even", panel, align=1024),
-        Region("P odd", panel, align=1024, over="Q tail" if tail else None),
+        Region("Q", cfg.q_tile.nbytes, align=1024),
+        Region("K and P", STAGES * cfg.stage_bytes, align=1024),
         Region("states", pairs),
         Region("sums", pairs),
         Region("barriers", table.nbytes, align=8),

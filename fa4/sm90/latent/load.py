@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, Lane, produce
+from ...pipeline.ends import Ends
 from ...pipeline.tma import tma_load
 from ..fwd.load import load_q
-from .config import HALVES, LatentContext
+from .config import HALVES, LatentConfig, LatentContext
 
 
 @cute.jit
 def load(context: LatentContext):
-    cfg, ends = context.cfg, context.ends("load")
+    ends = context.ends("load")
     q = produce(ends.load_both_Q)
-    even, odd = (
-        [produce(end, Lane(half, HALVES)) for end in (ends.load_both_left, ends.load_both_right)]
-        for half in range(HALVES)
-    )
-    if const_expr(cfg.has_tail):
-        even, odd = [*even, produce(ends.load_even_tail)], [*odd, produce(ends.load_odd_tail)]
+    even, odd = part_cursors(context.cfg, ends)
     work = work_tile(context, Int32(cute.arch.block_idx()[0]))
     if work.count > 0:
         load_q(context, work, work.m_block, q)
@@ -37,15 +33,23 @@ def load(context: LatentContext):
             even = load_block(context, work, work.count - 1, 0, even)
 
 
+def part_cursors(cfg: LatentConfig, ends: Ends) -> list[list[Cursor]]:
+    """Return the cursors of a block's parts: left, right and, if there is one, the tail; for either warpgroup."""
+    sides = ends.load_both_left, ends.load_both_right
+    cursors = [[produce(end, Lane(half, HALVES)) for end in sides] for half in range(HALVES)]
+    if not cfg.has_tail:
+        return cursors
+    return [[*parts, produce(tail)] for parts, tail in zip(cursors, (ends.load_even_tail, ends.load_odd_tail))]
+
+
 def load_block(context: LatentContext, work: Work, n: Int32, half: int, parts: list[Cursor]) -> list[Cursor]:
     """Load the n-th block, one of warpgroup `half`."""
     cfg, tma, block_iter = context.cfg, context.tma("k"), work.block_iter
     block = block_iter.block(block_iter.ahead(block_iter.start(), n))
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
-    ptr = context.smem.pointer("K", cfg.dtype) + half * (cfg.k_tile.nbytes // 2)
-    bounds = (0, cfg.half_panels, HALVES * cfg.half_panels, cfg.k_tile.panels)
+    ptr = context.smem.pointer("K and P", cfg.dtype) + half * (cfg.stage_bytes // 2)
     for part, cursor in enumerate(parts):
-        panels = slice(*bounds[part : part + 2])
+        panels = slice(*cfg.part_bounds[part : part + 2])
         if part < HALVES:
             cursor.wait()
         cursor.expect_tx((panels.stop - panels.start) * cfg.k_tile.panel_bytes)
