@@ -82,17 +82,25 @@ class Upconversion(Constant):
         return (group * WARPS_PER_WARPGROUP + warp) * ROWS
 
     def _store(self, tile_address: Int32, loaded: list[list[Int32]]) -> None:
+        bases = self.store_bases(tile_address)
+        for share, packed in zip(self.shares, loaded):
+            self.store(bases, share, packed)
+
+    def store_bases(self, tile_address: Int32) -> list[Int32]:
+        """Return what `store` takes for the tile at `tile_address`: the addresses of this thread's first two chunks."""
         row = self.row_in_group()
-        base = tile_address + row * PANEL_ROW_BYTES + (2 * self.chunk() ^ row) * _CHUNK_BYTES
-        for (group, panel), packed in zip(self.shares, loaded):
-            address = base + self.first_row(group) * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
-            for half in range(2):
-                wide = [
-                    pair
-                    for word in packed[2 * half : 2 * half + 2]
-                    for pair in upconverted(word, self.source, self.dtype)
-                ]
-                store_vec(_smem_ptr(address ^ (half * _CHUNK_BYTES)), wide)
+        first = tile_address + self.row(0) * PANEL_ROW_BYTES + (2 * self.chunk() ^ row) * _CHUNK_BYTES
+        return [first, first ^ _CHUNK_BYTES]
+
+    def store(self, bases: list[Int32], share: tuple[int, int], packed: list[Int32]) -> None:
+        """Convert and store one of the `shares`: 4 packed words."""
+        group, panel = share
+        offset = group * WARPS_PER_WARPGROUP * ROWS * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
+        for half, base in enumerate(bases):
+            wide = [
+                pair for word in packed[2 * half : 2 * half + 2] for pair in upconverted(word, self.source, self.dtype)
+            ]
+            store_vec(_smem_ptr(base + offset), wide)
 
 
 @dataclass(frozen=True)

@@ -183,9 +183,9 @@ def _latent_limits(spec: AttentionSpec) -> Iterator[str]:
         yield "lacks a v that is not the memory of k's first columns"
 
 
-@_limit("pages of a size that is no multiple of 8, or with cache_leftpad", Feature.PAGES)
+@_limit("pages of 16-bit numbers of a size that is no multiple of 8, or with cache_leftpad", Feature.PAGES)
 def _scattered_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.cache is not None and spec.cache.is_scattered:
+    if spec.cache is not None and spec.cache.is_scattered and not spec.cache.has_8bit_kv:
         yield "lacks single rows of pages (has pages of multiples of 8 rows, without cache_leftpad)"
 
 
@@ -238,7 +238,7 @@ _SM90_LATENT = replace(
     _SM90,
     summary="the same, the forward of latent attention",
     head_dims=HeadDims(largest=0, pairs=((576, 512), (512, 512))),
-    features=_SM90.features - MODS - _BACKWARD_FEATURES - {Feature.CACHE_8BIT},
+    features=_SM90.features - MODS - _BACKWARD_FEATURES,
     module="fa4.sm90.latent.plan",
     limits=(_latent_limits, _scattered_limits),
 )

@@ -94,9 +94,7 @@ class Wgmma(Constant):
         part = self._tiled(self.b.padded(self.n)).get_slice(0)
         return part.make_fragment_B(part.partition_B(self.b.matrix(pointer, self.n)))
 
-    def issue(
-        self, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate, steps: range | None = None
-    ) -> None:
+    def issue(self, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate, steps: range | None = None) -> None:
         """Whole warpgroup: start D (+)= A B^T and commit it as one wgmma group.
 
         Args:

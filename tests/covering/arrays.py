@@ -111,6 +111,12 @@ _LATENT = dict(
     descale=("tensor",),
     leftpad=("no",),
 )
+_8BIT_LATENT = _LATENT | dict(
+    pages=CACHES.factors["pages"],
+    bits=("fp8", "int8"),
+    descale=CACHES.factors["descale"],
+    leftpad=CACHES.factors["leftpad"],
+)
 _NOT_WIDE = dict(
     head_dim=tuple(x for x in CALLS.factors["head_dim"] if x not in WIDE),
     **{name: CALLS.factors[name][1:] for name in ("score_mod", "captured", "mask_mod", "block_mask")},
@@ -144,6 +150,7 @@ ARRAYS = {
         Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm90", "sm100")),
         # Hopper's latent forward loads a cache's rows once, as K and as V.
         Array("caches-latent", _CACHES.with_levels(**_LATENT), 2, backends=("sm90", "sm100")),
+        Array("caches-latent-8bit", _CACHES.with_levels(**_8BIT_LATENT), 2, backends=("sm90",)),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

@@ -181,6 +181,10 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
         rows = torch.repeat_interleave(torch.arange(case.batch), torch.tensor(of_k).diff())
         scaled = []
         for name, x in (("k_descale", k), ("v_descale", v)):
+            if case.in_k and scaled:  # v is the same numbers
+                arguments[name] = arguments["k_descale"]
+                scaled.append(tuple(y[..., : case.head_dim_v] for y in scaled[0]))
+                break
             descale = torch.rand(shape, generator=generator) * 0.1 + 0.01
             if case.fp8 == "a head of zeros":
                 descale[0] = 0.0

@@ -1,4 +1,4 @@
-"""What the compiler made of the Hopper forward: products in flight where they are meant to be, no spilled registers."""
+"""What the compiler made of the Hopper forwards: products in flight where they should be, no spilled registers."""
 
 import re
 from dataclasses import replace
@@ -13,9 +13,9 @@ from warpcheck.timing.sass.code import nvdisasm
 
 from bench import static
 from fa4.runtime.device import chip_by_number
-from fa4.runtime.spec import AttentionSpec, ProblemSize
-from fa4.sm90.fwd.kernel import KERNEL
-from fa4.sm90.fwd.plan import configure
+from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
+from fa4.sm90.fwd.plan import Sm90Forward
+from fa4.sm90.latent.plan import LatentForward
 
 # (head_dim, head_dim_v, causal, rows): a row of tiles each. Each is compiled anew; the soak does the others.
 SHAPES = [
@@ -31,25 +31,32 @@ SHAPES = [
 FENCES = WAITS = 7
 
 
-def machine_code(shape, directory) -> tuple[list[str], static.Kernel]:
+def forward_of(shape) -> Sm90Forward:
     head_dim, head_dim_v, causal, rows = shape
-    chip, extent = chip_by_number(90), ProblemSize(4, rows, rows)
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 64, 64, 0.1, window_right=0 if causal else None)
+    return Sm90Forward(spec, ProblemSize(4, rows, rows), chip_by_number(90))
+
+
+def machine_code(forward, directory) -> tuple[list[str], static.Kernel]:
     exported, cubin = directory / "kernel.o", directory / "kernel.cubin"
-    KERNEL.compile(configure(spec, extent, chip), chip).export_to_c(str(exported), "kernel")
+    forward.kernel.compile(forward.cfg, forward.chip).export_to_c(str(exported), "kernel")
     (binary,) = fatbins_in(exported.read_bytes())
     cubin.write_bytes(binary[binary.index(b"\x7fELF") :])
     (kernel,) = static.kernels(cubin)
     return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", static.disassemble(cubin, "-c")), kernel
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path):
+@pytest.fixture(scope="module")
+def disassembler():
     try:
         nvdisasm()
     except FileNotFoundError:
         pytest.skip("reads machine code by nvdisasm, of the package nvidia-cuda-nvdisasm")
-    code, kernel = machine_code(shape, tmp_path)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path, disassembler):
+    code, kernel = machine_code(forward_of(shape), tmp_path)
     assert static.problems(kernel) == []
     marks = re.findall(r"WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", "\n".join(code))
     assert marks.count("") == FENCES and len(marks) - marks.count("") == WAITS
@@ -61,6 +68,28 @@ def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path):
     for part in overlapped:
         assert part.count("MUFU.EX2") >= 32  # of the narrowest blocks, all
     assert len(rest) == 3 and "MUFU.EX2" not in rest[-1].partition("WARPGROUP.ARRIVE")[0]
+
+
+LATENT = AttentionSpec(torch.bfloat16, 576, 512, 16, 1, 0.1, window_right=0, has_seqused_k=True, v_in_k=True)
+E4M3, INT8 = torch.float8_e4m3fn, torch.int8
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(cache=CacheSpec(page_size=64)),
+        dict(cache=CacheSpec(page_size=64, dtype=E4M3)),
+        dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=INT8)),
+        dict(cache=CacheSpec(dtype=E4M3), dtype=torch.float16),
+        dict(cache=CacheSpec(dtype=INT8), head_dim=512),
+        dict(cache=CacheSpec(page_size=64, dtype=E4M3), varlen=True, softcap=5.0, window_left=9, heads_q=5),
+    ],
+    ids=str,
+)
+def test_latents_spill_nothing_and_products_are_not_serialised(changes, tmp_path, disassembler):
+    forward = LatentForward(replace(LATENT, **changes), ProblemSize(4, 1, 1 << 15), chip_by_number(90))
+    assert static.problems(machine_code(forward, tmp_path)[1]) == []
 
 
 def test_what_must_not_be_is_told():

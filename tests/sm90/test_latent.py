@@ -29,10 +29,17 @@ CASES = (
     CacheCase("packed_window", (90, 130), queries=(3, 7), heads_q=16, window_size=(50, 0), page_size=8, **LATENT),
     CacheCase("appended", (61, 0), queries=4, new=4, heads_q=16, page_size=64, **LATENT),
     CacheCase("no_rope", (90, 40), heads_q=16, head_dim=512, head_dim_v=512, in_k=True),
+    # 8-bit rows, which a warpgroup converts: rows of pages of any size.
+    CacheCase("bytes", (20, 200, 1), capacity=200, heads_q=16, fp8="both", **LATENT),
+    CacheCase("bytes_in_pages", (65, 330), capacity=384, heads_q=16, page_size=64, fp8="tensor", sink=True, **LATENT),
+    CacheCase("bytes_of_many_heads", (140,), heads_q=128, page_size=16, dtype=torch.float16, fp8="tensor", **LATENT),
+    CacheCase("single_rows", (150, 70), leftpad=(9, 70), page_size=1, heads_q=8, fp8="tensor", int8=True, **LATENT),
+    CacheCase("bytes_appended", (61, 0), queries=4, new=4, heads_q=16, page_size=5, fp8="tensor", **LATENT),
+    CacheCase("bytes_no_rope", (90, 40), heads_q=16, head_dim=512, head_dim_v=512, in_k=True, fp8="tensor"),
 )
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case, seed):
     built = build(case, seed)
@@ -90,7 +97,9 @@ SPEC = AttentionSpec(
         (dict(head_dim_v=256), "sm90", "sm100"),
         (dict(cache=CacheSpec(page_size=1)), "sm80", "sm80"),
         (dict(cache=CacheSpec(page_size=64, has_leftpad=True)), "sm80", "sm80"),
-        (dict(cache=CacheSpec(page_size=64, dtype=torch.int8)), "sm80", "sm80"),
+        (dict(cache=CacheSpec(page_size=64, dtype=torch.int8)), "sm90", "sm80"),
+        (dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=torch.float8_e4m3fn)), "sm90", "sm80"),
+        (dict(cache=CacheSpec(dtype=torch.float8_e4m3fn), head_dim_v=256), "sm80", "sm80"),
         (dict(cache=None), "sm90", "sm100"),
     ],
     ids=str,

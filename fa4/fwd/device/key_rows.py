@@ -1,9 +1,9 @@
-"""K and V rows in global memory, for page sizes that TMA cannot load: their addresses, and copies to panelled tiles.
+"""K and V rows of a cache in global memory, loaded without TMA: their addresses, and copies to panelled tiles.
 
-The rows of a sequence lie in pages of any size. The page numbers of a block are loaded while the block before it is
-read. Eight threads copy 128 bytes of a row by `cp.async`, which writes shared memory through the generic proxy, unlike
-TMA: before the tensor core reads the tile, the producer waits for the copies and issues a proxy fence
-(`Channel.carries`).
+The rows of a sequence are contiguous, or lie in pages of any size. The page numbers of a block are loaded while the
+block before it is read. Eight threads copy 128 bytes of a row by `cp.async`, which writes shared memory through the
+generic proxy, unlike TMA: before the tensor core reads the tile, the producer waits for the copies and issues a proxy
+fence (`Channel.carries`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class KeyRows(Constant):
         return KeyRows(context, work.keys, work.head_kv, tile_rows, cute.make_rmem_tensor(len(tile_rows), Int32))
 
     def load_pages(self, block: Int32) -> None:
-        """Load the page numbers of a block's rows; of any valid rows if the block does not exist."""
+        """Load the page numbers of a block's rows, if the cache has pages; of any valid rows if the block does not
+        exist."""
+        if self.keys.table is None:
+            return
         pages, size = cute.size(self.context.args.k, mode=[3]), self.context.cfg.cache.page_size
         for i in range(len(self.tile_rows)):
             self.pages[i] = page_at(self.keys.table, self._key(block, i)[0] // size, pages)
@@ -59,8 +62,9 @@ class KeyRows(Constant):
         """(pointer to the i-th row in k or v for the block of the last `load_pages`, True if that key exists); the
         pointer is valid in both cases."""
         row, exists = self._key(block, i)
-        coord = row % self.context.cfg.cache.page_size, 0, self.head, self.pages[i]
-        return x.iterator + cute.crd2idx(coord, x.layout), exists
+        size = self.context.cfg.cache.page_size
+        in_page, page = (row, self.keys.sequence) if size is None else (row % size, self.pages[i])
+        return x.iterator + cute.crd2idx((in_page, 0, self.head, page), x.layout), exists
 
     def copy(self, name: str, block: Int32, address: Int32) -> None:
         """Start to copy the rows, those of `copied_rows`, of "k" or "v" for the block of the last `load_pages`; rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...fwd.launch import ForwardContext
-from ...fwd.variant import ForwardVariant, OutStore
+from ...fwd.variant import ForwardVariant, KvLoad, OutStore
 from ...pipeline.smem import Tile
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 
@@ -46,6 +46,15 @@ class LatentConfig(ForwardVariant):
     @property
     def q_step(self) -> int:
         return self.q_tile.nbytes
+
+    @property
+    def kv_load(self) -> KvLoad:
+        return KvLoad.FETCH if self.has_8bit_kv else KvLoad.TMA
+
+    @property
+    def v_dtype(self) -> type:
+        """V is part of K, so it has K's dtype."""
+        return self.dtype
 
     @property
     def k_tile(self) -> Tile:

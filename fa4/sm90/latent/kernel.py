@@ -7,7 +7,7 @@ the odd ones' the other's. Each multiplies all P with its half of V. P and the r
 
 A block comes in parts, each free as soon as its last reader is done: the columns of V of either warpgroup, and a tail
 that is only K's. Shared memory holds a block of each warpgroup, so a part is loaded while others are read. P of a block
-takes the place of the block's tail.
+takes the place of the block's tail. 8-bit rows become 16-bit blocks on the way into shared memory.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ from ...pipeline.smem import Region, SmemMap
 from ..wgmma import ROWS
 from .compute import even, odd
 from .config import HALVES, STAGES, LatentConfig, LatentContext
+from .convert import convert
 from .load import load
 
-ROLES = RoleTable(
-    (
-        Role("even", warps=(0, WARPS_PER_WARPGROUP), regs=240, body=even),
-        Role("odd", warps=(WARPS_PER_WARPGROUP, 2 * WARPS_PER_WARPGROUP), regs=240, body=odd),
-        Role("load", warps=(2 * WARPS_PER_WARPGROUP, 2 * WARPS_PER_WARPGROUP + 1), regs=24, body=load),
+
+def roles(cfg: LatentConfig) -> RoleTable:
+    """The load role is a warp or, for 8-bit rows, a warpgroup that converts them."""
+    end = HALVES * WARPS_PER_WARPGROUP
+    if cfg.has_8bit_kv:
+        regs, loading = 208, Role("load", warps=(end, end + WARPS_PER_WARPGROUP), regs=88, body=convert)
+    else:
+        regs, loading = 240, Role("load", warps=(end, end + 1), regs=24, body=load)
+    return RoleTable(
+        (
+            Role("even", warps=(0, WARPS_PER_WARPGROUP), regs=regs, body=even),
+            Role("odd", warps=(WARPS_PER_WARPGROUP, end), regs=regs, body=odd),
+            loading,
+        )
     )
-)
 
 
 def channels(cfg: LatentConfig) -> ChannelTable:
@@ -37,22 +46,23 @@ def channels(cfg: LatentConfig) -> ChannelTable:
     block takes the place of its tail, which is free when the other warpgroup has released its part of V, and with it P.
     """
     memory, both = Carries.ASYNC_SMEM, ("even", "odd")
+    filled = By.WARP if cfg.has_8bit_kv else By.TMA
     sides = {"even": "left", "odd": "right"}  # the columns of V of each
     others = {"even": "odd", "odd": "even"}
     parts = [
-        Channel(f"load_both_{side}", "load", both, By.TMA, By.WGMMA, STAGES, memory, releaser=role)
+        Channel(f"load_both_{side}", "load", both, filled, By.WGMMA, STAGES, memory, releaser=role)
         for role, side in sides.items()
     ]
     if cfg.has_tail:
         parts += [
-            Channel(f"load_{role}_tail", "load", role, By.TMA, Implied(f"load_both_{sides[other]}", "free"), 1, memory)
+            Channel(f"load_{role}_tail", "load", role, filled, Implied(f"load_both_{sides[other]}", "free"), 1, memory)
             for role, other in others.items()
         ]
     scores = [
         Channel(f"{role}_{other}_P", role, other, By.WARP, Implied(f"load_both_{sides[other]}"), 1, memory)
         for role, other in others.items()
     ]
-    return ChannelTable((Channel("load_both_Q", "load", both, By.TMA, ONCE, 1, memory), *parts, *scores), ROLES)
+    return ChannelTable((Channel("load_both_Q", "load", both, By.TMA, ONCE, 1, memory), *parts, *scores), roles(cfg))
 
 
 def smem_map(cfg: LatentConfig, table: ChannelTable) -> SmemMap:

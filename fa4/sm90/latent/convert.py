@@ -1,0 +1,149 @@
+"""Load role of 8-bit rows, one warpgroup: loads rows into registers and stores them, converted to 16 bits, as key
+blocks, from last to first, part by part.
+
+Waits:   load_both_left.free, load_both_right.free
+Signals: load_both_Q.full, load_both_left.full, load_both_right.full, load_even_tail.full, load_odd_tail.full
+
+Beside the tiles, shared memory has no room for bytes. So a register gets bytes of a following part as soon as its own
+are stored, and loads are in flight while this role converts or waits. A block's first loads bring nearly all of its
+rows to L2.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...core.constant import Constant
+from ...core.vec_io import load_vec_through_l2
+from ...fwd.device.key_rows import KeyRows
+from ...fwd.device.work import Work, work_tile
+from ...pipeline.cursor import Cursor, produce
+from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
+from ...pipeline.smem import Tile
+from ...pipeline.upconvert import COLUMNS, Upconversion
+from ..fwd.load import load_q
+from .config import LatentContext
+from .load import part_cursors
+
+_VEC = 4  # 32-bit registers per load
+_THREADS = WARPS_PER_WARPGROUP * WARP
+
+
+@cute.jit
+def convert(context: LatentContext):
+    ends = context.ends("load")
+    q = produce(ends.load_both_Q)
+    even, odd = part_cursors(context.cfg, ends)
+    work = work_tile(context, Int32(cute.arch.block_idx()[0]))
+    if work.count > 0:
+        load_queries(context, work, q)
+        blocks = ByteBlocks.of(context, work)
+        blocks.start()
+        for i in cutlass.range(work.count // 2, unroll=1):
+            even = blocks.convert(2 * i, 0, even)
+            odd = blocks.convert(2 * i + 1, 1, odd)
+        if work.count % 2 == 1:
+            even = blocks.convert(work.count - 1, 0, even)
+
+
+@cute.jit
+def load_queries(context: LatentContext, work: Work, q: Cursor):
+    """Load Q; one warp does."""
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
+        load_q(context, work, 0, q)
+
+
+@dataclass(frozen=True)
+class Part(Constant):
+    """Panels of the key blocks. first: the first panel. packed: registers of its bytes, which a part of the same size
+    may share."""
+
+    x: cute.Tensor
+    first: cutlass.Constexpr[int]
+    upconversion: Upconversion
+    packed: cute.Tensor
+
+    @staticmethod
+    def of(context: LatentContext, panels: range, packed: cute.Tensor) -> Part:
+        cfg = context.cfg
+        tile = Tile(cfg.tile_n, len(panels) * COLUMNS)
+        address = context.smem.address("K and P") + panels.start * tile.panel_bytes
+        upconversion = Upconversion(address, cfg.stage_bytes, tile, cfg.cache.dtype, cfg.dtype)
+        return Part(context.args.k, panels.start, upconversion, packed)
+
+    def load(self, rows: Sequence[cute.Pointer], i: int) -> None:
+        """Start to load this thread's i-th share of the part. rows: its rows of a block."""
+        group, panel = self.upconversion.shares[i]
+        column = (self.first + panel) * COLUMNS + self.upconversion.column()
+        for j, word in enumerate(load_vec_through_l2(rows[group] + column)):
+            self.packed[_VEC * i + j] = word
+
+    def convert(self, stage: int, cursor: Cursor, following: Part, rows: Sequence[cute.Pointer]) -> Cursor:
+        """Whole warpgroup: store the loaded part as that of a stage, and start to load its registers with the following
+        part. rows: of that part's block."""
+        upconversion = self.upconversion
+        bases = upconversion.store_bases(upconversion.first + stage * upconversion.step)
+        for i, share in enumerate(upconversion.shares):
+            upconversion.store(bases, share, [self.packed[_VEC * i + j] for j in range(_VEC)])
+            following.load(rows, i)
+            cute.arch.sync_warp()  # costs nothing; without it the compiler moves loads together, and spills
+        cursor.arrive()
+        return cursor.next()
+
+
+@dataclass(frozen=True)
+class ByteBlocks(Constant):
+    """Key blocks of a work tile, in registers part by part. rows: of a block, those of this thread; it has the pages of
+    the block to load next."""
+
+    context: LatentContext
+    work: Work
+    rows: KeyRows
+    parts: tuple[Part, ...]
+
+    @staticmethod
+    def of(context: LatentContext, work: Work) -> ByteBlocks:
+        cfg = context.cfg
+        panels = [range(first, stop) for first, stop in itertools.pairwise(cfg.part_bounds)]
+        words = cfg.tile_n * COLUMNS // 4 // _THREADS  # of a panel
+        packed = {len(part): cute.make_rmem_tensor(len(part) * words, Int32) for part in panels}
+        parts = tuple(Part.of(context, part, packed[len(part)]) for part in panels)
+        upconversion = parts[0].upconversion
+        rows = KeyRows.of(context, work, tuple(upconversion.row(group) for group in range(upconversion.groups)))
+        return ByteBlocks(context, work, rows, parts)
+
+    def block(self, n: Int32) -> Int32:
+        block_iter = self.work.block_iter
+        return block_iter.block(block_iter.ahead(block_iter.start(), n))
+
+    def rows_of(self, n: Int32) -> list[cute.Pointer]:
+        """This thread's rows of the n-th block, whose pages are loaded."""
+        x, block = self.context.args.k, self.block(n)
+        return [self.rows.source(x, block, i)[0] for i in range(len(self.rows.tile_rows))]
+
+    def start(self) -> None:
+        """Start to load the first block's left part and tail."""
+        left, _, *tail = self.parts
+        self.rows.load_pages(self.block(0))
+        rows = self.rows_of(0)
+        for part in (left, *tail):
+            for i in range(len(part.upconversion.shares)):
+                part.load(rows, i)
+
+    def convert(self, n: Int32, half: int, cursors: list[Cursor]) -> list[Cursor]:
+        """Whole warpgroup: store the n-th block, one of warpgroup `half`, and start to load the next one."""
+        left, right, *tail = self.parts
+        rows = self.rows_of(n)
+        self.rows.load_pages(self.block(n + 1))
+        cursors[0].wait()
+        done = [left.convert(half, cursors[0], right, rows)]
+        rows = self.rows_of(n + 1)
+        cursors[1].wait()
+        done.append(right.convert(half, cursors[1], left, rows))
+        return done + [part.convert(half, cursors[-1], part, rows) for part in tail]
