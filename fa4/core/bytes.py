@@ -5,8 +5,10 @@ sm_80 on can use arithmetic. For bits s eeee mmm, the 16-bit float with the same
 value times a power of two: 2^-8 in float16, 2^-120 in bfloat16 (the difference of the biases), also for e = 0. One
 exact multiplication corrects it. The only NaN, 0x7f, gets an exponent of all ones.
 
-int8: with sign bit s and the other seven bits m, the value is m - 128 s. In 1024 (float16) and 128 (bfloat16) the last
-mantissa bit has the value 1. Its last bits are replaced by m or by 128 s; the difference of both floats is the value.
+int8: in 1024 as float16, the last mantissa bit has the value 1. Its last byte is replaced by the value plus 128: the
+byte with its sign bit flipped. 1152 less is the value. In 128 as bfloat16, too, the last mantissa bit has the value 1,
+but there are seven of them. With sign bit s and the other seven bits m, the value is m - 128 s. The last bits of 128
+are replaced by m or by 128 s; the difference of both floats is the value.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from cutlass import Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 
-_UNIT = {cutlass.Float16: 0x64006400, cutlass.BFloat16: 0x43004300}  # pairs of 1024 and of 128
+_UNIT = 0x43004300  # a pair of bfloat16: 128
 
 
 def upconverted(word: Int32, source: torch.dtype, dtype: type[cutlass.Numeric], has_cvt: bool = True) -> list[Int32]:
     """Convert four 8-bit values to two words of two `dtype` values. has_cvt: the chip has a conversion of e4m3."""
+    if source == torch.int8 and dtype is cutlass.Float16:
+        return _int8_to_float16(word)
     if source == torch.int8:
-        return [_int8_to_float(_spread(word, half), dtype) for half in range(2)]
+        return [_int8_to_bfloat16(_spread(word, half)) for half in range(2)]
     if not has_cvt:
         return [_e4m3_to_float(_spread(word, half), dtype) for half in range(2)]
     pairs = _cvt_e4m3(word)
@@ -37,9 +41,28 @@ def _spread(word: Int32, half: int) -> Int32:
     return (byte & 0xFF) | ((byte & 0xFF00) << 8)
 
 
-def _int8_to_float(spread: Int32, dtype: type[cutlass.Numeric]) -> Int32:
-    kind, unit = ir.VectorType.get([2], dtype.mlir_type), _UNIT[dtype]
-    terms = (llvm.bitcast(kind, (spread & mask | unit).ir_value()) for mask in (0x007F007F, 0x00800080))
+def _int8_to_float16(word: Int32) -> list[Int32]:
+    """Convert four int8 values to two pairs of float16. 0x64 is the upper byte of 1024, 0x6480 is 1152."""
+    return list(
+        cute.arch.inline_ptx(
+            """{
+            .reg .b32 flipped, pair, offset;
+            mov.b32 offset, 0x64806480;
+            xor.b32 flipped, {$r0}, 0x80808080;
+            prmt.b32 pair, flipped, 0x64646464, 0x4140;
+            sub.f16x2 {$w0}, pair, offset;
+            prmt.b32 pair, flipped, 0x64646464, 0x4342;
+            sub.f16x2 {$w1}, pair, offset;
+            }""",
+            write_only_types=[Int32, Int32],
+            read_only_args=[word],
+        )
+    )
+
+
+def _int8_to_bfloat16(spread: Int32) -> Int32:
+    kind = ir.VectorType.get([2], cutlass.BFloat16.mlir_type)
+    terms = (llvm.bitcast(kind, (spread & mask | _UNIT).ir_value()) for mask in (0x007F007F, 0x00800080))
     return Int32(llvm.bitcast(Int32.mlir_type, arith.subf(*terms)))
 
 

@@ -75,6 +75,20 @@ def test_maxima_that_grow_from_block_to_block(seed):
     built.assert_right(result, f"seed {seed}")
 
 
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_queries_beyond_float16_beside_8bit_rows(softcap, seed):
+    """Rows of Q get scales of their own: heads of magnitude 2^60, 1 and 0, beside each other in a tile."""
+    scale = 576**-0.5 * 2.0**-60
+    case = CacheCase("far", (150,), heads_q=4, fp8="tensor", softmax_scale=scale, softcap=softcap, **LATENT)
+    built = build(case, seed)
+    factors = torch.tensor([2.0**60, 2.0**62, 1.0, 0.0]).bfloat16()[:, None]
+    q = built.problem.inputs.q * factors
+    built.problem = dataclasses.replace(built.problem, inputs=built.problem.inputs._replace(q=q))
+    with emulate("sm_90a", sms=2, seed=seed):
+        result = built.call(backend="sm90", q=q.view(built.arguments["q"].shape))
+    built.assert_right(result, f"seed {seed}")
+
+
 SPEC = AttentionSpec(
     torch.bfloat16,
     576,

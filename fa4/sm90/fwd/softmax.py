@@ -96,7 +96,9 @@ class Softmax(Constant):
         return BlockScores(block, score, mask, keep_bits)
 
     def softmax_step(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> Boolean:
-        """Replace S by P for one key block. Returns as `weights`."""
+        """Replace S by P for one key block. Returns True if O must be multiplied by `factor`, row by row; the result is
+        the same for all rows of a warp."""
+        cfg = self.context.cfg
         rows = self.masked_scores(s, scores, is_masked)
         return self.weights(s, rows, [reduce_in_chains(x, cute.arch.fmax) for x in rows], scores, is_masked)
 
@@ -113,12 +115,13 @@ class Softmax(Constant):
         cfg, scale = self.context.cfg, self.scales.log2
         # False while a row has seen no key: -inf - -inf is NaN.
         grows = [
-            row_max * scale - self.row_max_scaled[r] > cfg.rescale_threshold for r, row_max in enumerate(row_maxes)
+            row_max * self.log2_scale(r) - self.row_max_scaled[r] > cfg.rescale_threshold
+            for r, row_max in enumerate(row_maxes)
         ]
         has_grown = cute.arch.vote_any_sync(grows[0] | grows[1])
         update_row_max(self, row_maxes, has_grown)
         for r, x in enumerate(rows):
-            row_max_scaled = self.row_max_scaled[r]
+            row_max_scaled, scale = self.row_max_scaled[r], self.log2_scale(r)
             if is_masked or cfg.mods is not None:
                 row_max_scaled = Float32(cutlass.select_(row_max_scaled == -Float32.inf, Float32(0.0), row_max_scaled))
             p = [cute.math.exp2(value * scale - row_max_scaled, fastmath=True) for value in x]
@@ -128,6 +131,10 @@ class Softmax(Constant):
             self.total[r] = self.total[r] + reduce_in_chains(p, lambda a, b: a + b)
             self.row_max[r] = cute.arch.fmax(self.row_max[r], row_maxes[r])
         return has_grown
+
+    def log2_scale(self, r: int) -> Float32:
+        """Factor from the scores, or logits of score_mod, of a row to log2 units."""
+        return self.scales.log2
 
     def masked_scores(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> list[list[Float32]]:
         """Return each row's scores, or logits of score_mod; -inf for masked keys."""
@@ -160,7 +167,7 @@ class Softmax(Constant):
             row = first_row + row_in_warp(r)
             total = reduce_row(self.total[r], lambda a, b: a + b)
             row_max = reduce_row(self.row_max[r], cute.arch.fmax)
-            largest_p = cute.math.exp2(row_max * self.scales.log2 - self.row_max_scaled[r], fastmath=True)
+            largest_p = cute.math.exp2(row_max * self.log2_scale(r) - self.row_max_scaled[r], fastmath=True)
             query = query_of(self.context.cfg, row)
             norm, lse = normalise(self.context, work, row, query, self.row_max_scaled[r], total, largest_p)
             if writes_lse is not False:
@@ -195,7 +202,7 @@ def update_row_max(softmax: Softmax, row_maxes: list[Float32], has_grown: Boolea
     if has_grown:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             old_max = softmax.row_max_scaled[r]
-            new_max = reduce_row(row_maxes[r], cute.arch.fmax) * softmax.scales.log2
+            new_max = reduce_row(row_maxes[r], cute.arch.fmax) * softmax.log2_scale(r)
             shrink = old_max - new_max
             grows = shrink < -softmax.context.cfg.rescale_threshold
             factor = cutlass.select_(grows, cute.math.exp2(shrink, fastmath=True), Float32(1.0))

@@ -13,7 +13,6 @@ A block of the other warpgroup needs no wait: its P is there, for which it has b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -21,38 +20,41 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.constant import Constant
 from ...core.fragment_coords import reduce_row
-from ...core.vec_io import bits, load_floats, store_vec
+from ...fwd.device.scales import nonzero_descale
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, Lane, consume, produce
-from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
+from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, store_matrices
+from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, store_matrices
 from ..fwd.compute import out_to_global, rescale, zeros_to_global
-from ..fwd.softmax import Softmax, pack
+from ..fwd.softmax import BlockScores, Softmax, pack
 from ..wgmma import K_PER_MMA, ROWS, settle, wait
 from .config import HALVES, LatentContext
-
-SUMS_BARRIER = 1  # barrier 0 is the CTA barrier
-
-
-@dataclass(frozen=True)
-class RowPairs(Constant):
-    """Two float32 for each row and warpgroup, in shared memory. Four threads share a row; one of them stores."""
-
-    pointer: cute.Pointer
-
-    def load(self, half: int, warp: Int32) -> list[list[Float32]]:
-        return [load_floats(self.at(half, warp, r), 2) for r in range(ROWS_PER_THREAD)]
-
-    def at(self, half: int, warp: Int32, r: int) -> cute.Pointer:
-        return (self.pointer + 2 * (half * ROWS + warp * ROWS_PER_WARP + row_in_warp(r))).align(8)
+from .queries import scale_q
+from .rows import RowPairs, both_sync, store_pairs
 
 
-@cute.jit
-def store_pairs(pairs: RowPairs, half: cutlass.Constexpr[int], warp: Int32, values: list[tuple[Float32, Float32]]):
-    if cute.arch.lane_idx() % LANES_PER_ROW == 0:
-        for r in cutlass.range_constexpr(ROWS_PER_THREAD):
-            store_vec(pairs.at(half, warp, r), [bits(x) for x in values[r]])
+class LatentSoftmax(Softmax):
+    """Softmax of scores whose rows of Q may have scales. row_scales: these, times the factor to log2 units unless there
+    is a softcap."""
+
+    def __init__(self, context: LatentContext) -> None:
+        super().__init__(context)
+        self.row_scales = cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) if context.cfg.scales_q else None
+
+    def set_q_scales(self, q_scales: list[Float32]) -> None:
+        for r, q_scale in enumerate(q_scales):
+            has_softcap = self.context.cfg.has_softcap
+            self.row_scales[r] = q_scale if has_softcap else nonzero_descale(q_scale * self.scales.log2)
+
+    def log2_scale(self, r: int) -> Float32:
+        is_per_row = self.row_scales is not None and not self.context.cfg.has_softcap
+        return self.row_scales[r] if is_per_row else self.scales.log2
+
+    def masked_scores(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> list[list[Float32]]:
+        if self.row_scales is not None and self.context.cfg.has_softcap:
+            rescale(s, self.row_scales, Boolean(True))
+        return super().masked_scores(s, scores, is_masked)
 
 
 class Member(Constant):
@@ -67,15 +69,15 @@ class Member(Constant):
         self.context, self.cfg, self.half = context, cfg, half
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
         self.qk, self.pv, self.pv_of_other = cfg.qk, cfg.pv, cfg.pv_of_other
-        k_ptr = smem.pointer("K and P", cfg.dtype)
+        k_ptr = smem.pointer("K and P", cfg.v_dtype)
         mine, others = (k_ptr + (stage * cfg.stage_bytes + cfg.p_offset) // 2 for stage in (half, 1 - half))
-        self.q, self.k = self.qk.a_at(smem.pointer("Q", cfg.dtype)), self.qk.b_at(k_ptr)
+        self.q, self.k = self.qk.a_at(smem.pointer("Q", cfg.v_dtype)), self.qk.b_at(k_ptr)
         self.p, self.p_of_other = self.pv.a_registers(), self.pv_of_other.a_at(others)
         self.v = self.pv.b_at(k_ptr + half * cfg.half_columns * cfg.tile_n)  # a panel has all rows of its columns
         self.p_rows = mine.toint() + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
         self.o = self.pv.accumulator()
         self.states, self.sums = (RowPairs(smem.pointer(name, Float32)) for name in ("states", "sums"))
-        self.softmax = Softmax(context)
+        self.softmax = LatentSoftmax(context)
 
     def first_row(self, work: Work) -> Int32:
         return work.m_block * ROWS + self.warp * ROWS_PER_WARP
@@ -123,11 +125,6 @@ class Member(Constant):
         store_pairs(self.states, self.half, self.warp, state)
         own.arrive()
         return has_grown
-
-
-def both_sync(barrier: int) -> None:
-    """Sync the threads of both warpgroups."""
-    cute.arch.barrier(barrier_id=barrier, number_of_threads=HALVES * WARPS_PER_WARPGROUP * WARP)
 
 
 @cute.jit
@@ -178,6 +175,8 @@ def attend(member: Member, work: Work):
     p = [ends.even_odd_P, ends.odd_even_P]
     other, own = consume(p[1 - half]), produce(p[half])
     q.wait()
+    if const_expr(cfg.scales_q):
+        member.softmax.set_q_scales(scale_q(member.context, member.sums, half, member.warp))
     member.o.fill(0.0)
     for i in cutlass.range(work.count // 2, unroll=1):
         if const_expr(half == 0):
@@ -253,7 +252,7 @@ def finish(member: Member, work: Work) -> list[Float32]:
     totals = [reduce_row(softmax.total[r], lambda a, b: a + b) for r in range(ROWS_PER_THREAD)]
     maxima = [reduce_row(softmax.row_max[r], cute.arch.fmax) for r in range(ROWS_PER_THREAD)]
     store_pairs(member.sums, half, warp, list(zip(totals, maxima)))
-    both_sync(SUMS_BARRIER)
+    both_sync()
     is_first = cute.arch.lane_idx() % LANES_PER_ROW == 0
     for r, (total, row_max) in enumerate(member.sums.load(1 - half, warp)):
         softmax.total[r] = Float32(cutlass.select_(is_first, totals[r] + total, Float32(0.0)))  # of four threads

@@ -52,9 +52,9 @@ class LatentConfig(ForwardVariant):
         return KvLoad.FETCH if self.has_8bit_kv else KvLoad.TMA
 
     @property
-    def v_dtype(self) -> type:
-        """V is part of K, so it has K's dtype."""
-        return self.dtype
+    def scales_q(self) -> bool:
+        """True if Q gets another dtype than that of the call: that of K and V, see `queries`."""
+        return self.dtype is not self.v_dtype
 
     @property
     def k_tile(self) -> Tile:
@@ -105,12 +105,12 @@ class LatentConfig(ForwardVariant):
     def qk(self) -> Wgmma:
         """S = Q K^T."""
         q = SmemOperand(self.q_tile, Major.K)
-        return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=self._kv(Major.K), a=q)
+        return Wgmma(self.v_dtype, n=self.tile_n, k=self.head_dim, b=self._kv(Major.K), a=q)
 
     @property
     def pv(self) -> Wgmma:
         """O += P V, for half of the columns; the warpgroup's own P, from registers."""
-        return Wgmma(self.dtype, n=self.half_columns, k=self.tile_n, b=self._kv(Major.MN))
+        return Wgmma(self.v_dtype, n=self.half_columns, k=self.tile_n, b=self._kv(Major.MN))
 
     @property
     def pv_of_other(self) -> Wgmma:

@@ -74,7 +74,7 @@ class Part(Constant):
         cfg = context.cfg
         tile = Tile(cfg.tile_n, len(panels) * COLUMNS)
         address = context.smem.address("K and P") + panels.start * tile.panel_bytes
-        upconversion = Upconversion(address, cfg.stage_bytes, tile, cfg.cache.dtype, cfg.dtype)
+        upconversion = Upconversion(address, cfg.stage_bytes, tile, cfg.cache.dtype, cfg.v_dtype)
         return Part(context.args.k, panels.start, upconversion, packed)
 
     def load(self, rows: Sequence[cute.Pointer], i: int) -> None:
