@@ -94,7 +94,9 @@ class Wgmma(Constant):
         part = self._tiled(self.b.padded(self.n)).get_slice(0)
         return part.make_fragment_B(part.partition_B(self.b.matrix(pointer, self.n)))
 
-    def issue(self, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate, steps: range | None = None) -> None:
+    def issue(
+        self, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate, steps: range | None = None, b_first: int = 0
+    ) -> None:
         """Whole warpgroup: start D (+)= A B^T and commit it as one wgmma group.
 
         Args:
@@ -102,13 +104,13 @@ class Wgmma(Constant):
             a: from `a_registers`, or a stage of `a_at`.
             b: a stage of `b_at`.
             accumulate: False overwrites D in the first step; a bool or Boolean.
-            steps: which groups of 16 reduction elements; default: all.
+            steps: which groups of 16 reduction elements; default: all. b_first: group of B that meets the first of A.
         """
         warpgroup.fence()
         atom = cute.make_mma_atom(self._op(self.n))
         atom.set(Field.ACCUMULATE, accumulate)
         for step in range(self.steps) if steps is None else steps:
-            cute.gemm(atom, d, a[None, None, step], b[None, None, step], d)
+            cute.gemm(atom, d, a[None, None, step], b[None, None, b_first + step], d)
             atom.set(Field.ACCUMULATE, True)
         warpgroup.commit_group()
 

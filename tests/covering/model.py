@@ -205,6 +205,7 @@ def _without_rows(head_dim: tuple[str, ...]) -> tuple[Exclusion, ...]:
     )
 
 
+_OWN_V = dict(head_dim_v=("same", "smaller"))  # latents come by the kernel of their own
 _NO_BYTES_OF_WIDEST = _no("no 8-bit numbers of so wide heads", head_dim=WIDEST, bits=("fp8", "int8"))
 _CACHE_SCORES = "alibi", "relative_bias", "bias", "bias_of_pairs", "nonlinear", "position_free"
 CACHES = Model(
@@ -246,7 +247,11 @@ CACHES = Model(
     ),
     {
         "sm80": _CACHES_OF_ALL,
-        "sm90": (*_CACHES_OF_ALL, *_without_rows(WIDEST), _NO_BYTES_OF_WIDEST, _NO_576),
+        "sm90": (
+            *_CACHES_OF_ALL,
+            *(replace(one, levels=one.levels | _OWN_V) for one in (*_without_rows(WIDEST), _NO_BYTES_OF_WIDEST)),
+            _NO_576,
+        ),
         "sm100": (
             *_CACHES_OF_ALL,
             *_without_rows(("256", *WIDEST)),

@@ -96,9 +96,7 @@ class Softmax(Constant):
         return BlockScores(block, score, mask, keep_bits)
 
     def softmax_step(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> Boolean:
-        """Replace S by P for one key block. Returns True if O must be multiplied by `factor`, row by row; the result is
-        the same for all rows of a warp."""
-        cfg = self.context.cfg
+        """Replace S by P for one key block. Returns as `weights`."""
         rows = self.masked_scores(s, scores, is_masked)
         return self.weights(s, rows, [reduce_in_chains(x, cute.arch.fmax) for x in rows], scores, is_masked)
 
@@ -112,7 +110,7 @@ class Softmax(Constant):
     ) -> Boolean:
         """Write P of masked scores to s. Returns True if O must be multiplied by `factor`, row by row; the result is
         the same for all rows of a warp. row_maxes: of this thread's part of the rows, or of more scores."""
-        cfg, scale = self.context.cfg, self.scales.log2
+        cfg = self.context.cfg
         # False while a row has seen no key: -inf - -inf is NaN.
         grows = [
             row_max * self.log2_scale(r) - self.row_max_scaled[r] > cfg.rescale_threshold
