@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from cutlass import Float16
 
 from ..core import variant
 from ..pipeline.smem import Tile
+from ..runtime.spec import AttentionSpec
 
 
 def padded_heads_of(packed: int) -> int:
@@ -45,6 +46,14 @@ class ForwardOptions(variant.Variant):
     packed_heads: int = 1
     split: bool = False
     fixed_parts: bool = False
+
+    @staticmethod
+    def options(spec: AttentionSpec, packed_heads: int, splits: int) -> dict[str, Any]:
+        """Return the fields by name, for a record that extends this one."""
+        split = splits > 1
+        fields = variant.Variant.fields(spec)
+        fields["has_sink"] &= not split  # the combine kernel adds it
+        return fields | dict(packed_heads=packed_heads, split=split, fixed_parts=split and spec.batch_invariant)
 
 
 Config = TypeVar("Config", bound=ForwardOptions)

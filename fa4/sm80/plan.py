@@ -42,11 +42,7 @@ class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
         cta_slots = chip.sms * chosen.blocks_per_sm
         if not spec.has_blocks:
             self.splits = choose_splits(spec, work_tiles, extent.max_seqlen_k, chosen.tile_n, cta_slots, busy=0.5)
-        fields = Sm80ForwardConfig.fields(spec)
-        fields["has_sink"] &= self.splits == 1  # the kernel that combines the parts adds the sink
-        is_split = self.splits > 1
-        fixed = is_split and spec.batch_invariant
-        cfg = Sm80ForwardConfig(**fields, tiles=chosen, packed_heads=packed, split=is_split, fixed_parts=fixed)
+        cfg = Sm80ForwardConfig(**Sm80ForwardConfig.options(spec, packed, self.splits), tiles=chosen)
         l2_group = forward_l2_group(spec, chip, extent.max_seqlen_k)
         part_blocks = blocks_of_part(extent.max_seqlen_k, chosen.tile_n, self.splits)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)

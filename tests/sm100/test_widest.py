@@ -24,20 +24,10 @@ from fa4.sm100.plan import Plan
 from tests.emulated import Kernels, bits, check_forward, check_gradients, given, judge_gradients
 from tests.kvcache.problem import CacheCase, build
 from tests.poisoned import poison_unused
+from tests.widest import NAMED, PACKED
 
 KERNELS = Kernels("sm100", "sm_100a", Plan)
 CHIP, MANY = chip_by_number(100), ProblemSize(1, 4096, 4096)
-# Sequences of no query and of no key; ends in the first CTA of a pair, in the second and in none; unused rows.
-PACKED = Case(
-    "packed",
-    lengths=((130, 340), (60, 300), (7, 9), (0, 5), (9, 0)),
-    seqused=((129, 330), (50, 257), (7, 3), (0, 2), (3, 0)),
-    padding=20,
-    heads_q=4,
-    heads_kv=2,
-    causal=True,
-    sink=True,
-)
 
 
 @pytest.mark.rotates(7)
@@ -47,16 +37,6 @@ def test_sequences_of_any_length(dims, seed):
     case = replace(PACKED, head_dim=dims[0], head_dim_v=dims[1])
     check_forward(KERNELS, case, seed)
     check_gradients(KERNELS, poison_unused(cases.make(case, seed)), seed, SCHEDULES[seed % len(SCHEDULES)])
-
-
-NAMED = (
-    Case("softcap", seqlen_q=300, seqlen_k=620, head_dim=512, window_size=(350, 60), softcap=15.0),
-    Case("no_key", seqlen_q=400, seqlen_k=200, head_dim=320, causal=True, dtype=torch.float16),
-    Case("one_query", seqlen_q=1, seqlen_k=700, head_dim=512),
-    Case("one_key", seqlen_q=300, seqlen_k=1, head_dim=512),
-    Case("logits_1e4", seqlen_q=132, seqlen_k=592, head_dim=512, logits=1e4, causal=True),
-    Case("groups_of_three", seqlen_q=50, seqlen_k=300, heads_q=6, heads_kv=2, head_dim=576, head_dim_v=512),
-)
 
 
 @pytest.mark.rotates(7)

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from ...core.order import even_l2_group
-from ...core.variant import Variant
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
@@ -53,18 +52,13 @@ def configure(
 ) -> Sm100ForwardConfig:
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip).row
-    fields, is_split = Variant.fields(spec), splits > 1
-    fields["has_sink"] &= not is_split  # the kernel that combines the parts adds the sink
-    packed = _packed_heads(spec, tiles)
+    options, is_split = Sm100ForwardConfig.options(spec, _packed_heads(spec, tiles), splits), splits > 1
     if is_split:  # there are too few CTAs for pairs; a single CTA holds few blocks of 128 wide keys
         tile_n = 64 if tiles.s_stages > 1 else tiles.tile_n
         tiles = replace(tiles, schedule=Schedule.SINGLE, ctas=1, tile_n=tile_n, direct_store=True)
     return Sm100ForwardConfig(
-        **fields,
+        **options,
         **columns(tiles, Sm100ForwardConfig),
-        packed_heads=packed,
-        split=is_split,
-        fixed_parts=is_split and spec.batch_invariant,
         smem_bytes=_smem_share(chip, tiles.per_sm, JOINING_BYTES if is_split else 0),
     )
 

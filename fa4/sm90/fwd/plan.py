@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from ...core.order import even_l2_groups
-from ...core.variant import Variant
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
@@ -56,16 +55,11 @@ def configure(
 ) -> Sm90ForwardConfig:
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip, extent).row
-    split = splits_for(spec, extent, chip, tiles) > 1
-    fields = Variant.fields(spec)
-    fields["has_sink"] &= not split  # the combine kernel adds it
+    splits = splits_for(spec, extent, chip, tiles)
     return Sm90ForwardConfig(
-        **fields,
+        **Sm90ForwardConfig.options(spec, packed_heads(spec, extent, tiles), splits),
         **columns(tiles, Sm90ForwardConfig),
-        packed_heads=packed_heads(spec, extent, tiles),
-        split=split,
-        fixed_parts=split and spec.batch_invariant,
-        smem_bytes=chip.smem_per_block - (JOINING_BYTES if split else 0),
+        smem_bytes=chip.smem_per_block - (JOINING_BYTES if splits > 1 else 0),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...core.variant import Variant
 from ...fwd import plan as forward
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import blocks_of_part, choose_splits
@@ -26,17 +25,11 @@ class LatentForward(forward.ForwardDirection[LatentConfig]):
         packed = packed_heads_of_one(spec)
         count = work_tiles(spec, extent, packed, ROWS)
         self.splits = choose_splits(spec, count, extent.max_seqlen_k, TILE_N, chip.sms)
-        split = self.splits > 1
-        fields = Variant.fields(spec)
-        fields["has_sink"] &= not split  # the combine kernel adds it
         cfg = LatentConfig(
-            **fields,
+            **LatentConfig.options(spec, packed, self.splits),
             tile_n=TILE_N,
             rescale_threshold=RESCALE_THRESHOLD,
             smem_bytes=chip.smem_per_block,
-            packed_heads=packed,
-            split=split,
-            fixed_parts=split and spec.batch_invariant,
         )
         part_blocks = blocks_of_part(extent.max_seqlen_k, TILE_N, self.splits)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, 1, self.splits, chip.sms, part_blocks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from ....core.variant import Variant
 from ....fwd import plan as forward
 from ....fwd.plan import LaunchSizes, Scalars, work_tiles
 from ....fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
@@ -41,17 +40,11 @@ class WidestForward(forward.ForwardDirection[WidestConfig]):
         self.splits = 1
         if not spec.has_blocks:
             self.splits = choose_splits(spec, count, extent.max_seqlen_k, tile_n, chip.sms // PAIR)
-        split = self.splits > 1
-        fields = Variant.fields(spec)
-        fields["has_sink"] &= not split  # the combine kernel adds it
         cfg = WidestConfig(
-            **fields,
+            **WidestConfig.options(spec, packed, self.splits),
             tile_n=tile_n,
             rescale_threshold=RESCALE_THRESHOLD,
-            smem_bytes=chip.smem_per_block - (JOINING_BYTES if split else 0),
-            packed_heads=packed,
-            split=split,
-            fixed_parts=split and spec.batch_invariant,
+            smem_bytes=chip.smem_per_block - (JOINING_BYTES if self.splits > 1 else 0),
         )
         part_blocks = blocks_of_part(extent.max_seqlen_k, tile_n, self.splits)
         l2_group = l2_group_of(spec, extent, chip, packed)

@@ -70,7 +70,7 @@ class Consumer(Constant):
             kv = kv.next()
         return kv
 
-    def take_scores(self, work: Work, step: Int32) -> None:
+    def take_scores(self, work: Work, step: Int32, sent: Cursor) -> None:
         """Mask S of the CTA's block of a step, and send the maxima of its rows to the peer."""
         softmax, n = self.softmax, self.cfg.ctas * step + self.rank
         scores = softmax.block_scores(self.next_scores, nth_block(work, n))
@@ -80,6 +80,7 @@ class Consumer(Constant):
             for i, x in zip(row_registers(self.cfg.tile_n, r), row):
                 self.scores[i] = x
             self.maxima[r] = reduce_row(reduce_in_chains(row, cute.arch.fmax), cute.arch.fmax)
+        self.exchange.send_row_values(self.maxima, sent)
 
     def softmax_step(self, maxima_of_peer: list[Float32], p: Cursor) -> Boolean:
         """P, from `scores`, to shared memory and to the peer. Returns True if O must be multiplied by the softmax's
@@ -129,8 +130,7 @@ def attend(consumer: Consumer, work: Work):
         first, kv = kv, consumer.start_s(kv, half)
         wait(0)
         release(first, len(half))
-    consumer.take_scores(work, Int32(0))
-    consumer.exchange.send_row_values(consumer.maxima, maxima)
+    consumer.take_scores(work, Int32(0), maxima)
     cursors = Cursors(kv, p, p_of_peer, maxima.next(), maxima_of_peer)
     steps = (work.count + consumer.cfg.ctas - 1) // consumer.cfg.ctas
     for step in cutlass.range(1, steps, unroll=1):
@@ -157,8 +157,7 @@ def inner_step(consumer: Consumer, work: Work, next_step: Int32, cursors: Cursor
     release(second, parts - half)
     others = consumer.start_o(kv, consumer.p, range(1, parts_of_v))
     p_of_peer.wait()
-    consumer.take_scores(work, next_step)
-    exchange.send_row_values(consumer.maxima, maxima)
+    consumer.take_scores(work, next_step, maxima)
     kv = consumer.start_o(others, consumer.p_of_peer, range(1))
     wait(1)
     release(own, parts_of_v)
@@ -186,10 +185,8 @@ def last_step(consumer: Consumer, cursors: Cursors) -> None:
     exchange.send_row_values(softmax.total, maxima)
     is_first = cute.arch.lane_idx() % LANES_PER_ROW == 0
     for r, total in enumerate(exchange.row_values_of_peer(maxima_of_peer.next())):
-        total = softmax.total[r] + total
-        softmax.total[r] = Float32(
-            cutlass.select_(is_first, total, Float32(0.0))
-        )  # `finish` adds those of four threads
+        # `finish` adds those of four threads.
+        softmax.total[r] = Float32(cutlass.select_(is_first, softmax.total[r] + total, Float32(0.0)))
     wait(0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ....core.variant import Variant
 from ....fwd import plan as forward
 from ....fwd.plan import LaunchSizes, Scalars, work_tiles
 from ....fwd.splits import blocks_of_part, choose_splits
@@ -29,17 +28,11 @@ class WidestForward(forward.ForwardDirection[Sm90WidestConfig]):
         count = work_tiles(spec, extent, packed, CONSUMERS * ROWS)
         pairs = chip.sms // Sm90WidestConfig.ctas
         self.splits = 1 if spec.has_blocks else choose_splits(spec, count, extent.max_seqlen_k, TILE_N, pairs)
-        split = self.splits > 1
-        fields = Variant.fields(spec)
-        fields["has_sink"] &= not split  # the combine kernel adds it
         cfg = Sm90WidestConfig(
-            **fields,
+            **Sm90WidestConfig.options(spec, packed, self.splits),
             tile_n=TILE_N,
             rescale_threshold=RESCALE_THRESHOLD,
             smem_bytes=chip.smem_per_block,
-            packed_heads=packed,
-            split=split,
-            fixed_parts=split and spec.batch_invariant,
         )
         part_blocks = blocks_of_part(extent.max_seqlen_k, TILE_N, self.splits)
         l2_group = l2_group_of_single(spec, extent, cfg, int(L2_SHARE * chip.l2))
