@@ -56,7 +56,7 @@ def convert(context: LatentContext):
 def load_queries(context: LatentContext, work: Work, q: Cursor):
     """Load Q; one warp does."""
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
-        load_q(context, work, 0, q)
+        load_q(context, work, work.m_block, q)
 
 
 @dataclass(frozen=True)
