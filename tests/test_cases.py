@@ -115,6 +115,46 @@ def test_a_wrong_gradient_of_the_sink_is_refused(spoil, seed):
     assert _wrong_names(judge_backward(problem, grads)) == {"dsink"}
 
 
+def _with_large_gradients(case: Case, seed: int):
+    """A problem and its right gradients, whose scale and errors are larger than those of other draws of the case."""
+    problem = make(case, seed)
+    problem = replace(problem, dout=problem.dout * 256)
+    exact = reference.backward(problem.inputs, problem.spec, problem.dout, problem.dlse)
+    return problem, exact, Gradients(*(None if x is None else x.to(case.dtype) for x in exact))
+
+
+ONE_SINK = replace(SINK, name="one_sink", heads_q=1, heads_kv=1, causal=False)
+TWO_KEYS = Case("two_keys", seqlen_q=1, seqlen_k=300, heads_q=1, heads_kv=1, head_dim=8, window_size=(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "drawn", "key_order"),
+    [(ONE_SINK, "dsink", 104, 64), (ONE_SINK, "dsink", 249, 65), (TWO_KEYS, "dk", 127, 64), (TWO_KEYS, "dk", 237, 65)],
+    ids=str,
+)
+def test_few_numbers_are_right_if_one_reference_errs_little(case, name, drawn, key_order):
+    """A single sum, and the gradients of a single query, of a reference that rounds P in another order of keys."""
+    problem, exact, grads = _with_large_gradients(case, drawn)
+    of = problem.inputs, problem.spec, problem.dout, problem.dlse
+    floor, got = (getattr(reference.backward(*of, precise=False, key_order=x), name) for x in (None, key_order))
+    assert key_order >= cases.DRAWS and not cases.judge(name, got, getattr(exact, name), floor).right
+    cases.assert_right(judge_backward(problem, grads._replace(**{name: got})), case.name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_wrong_sum_is_refused(dtype, seed):
+    """A sum without the term of one row; in float16, where that is more than rounding, a sum that is 1 % too large."""
+    case = replace(SINK, batch=1, heads_q=8, causal=False, dtype=dtype)
+    problem, exact, grads = _with_large_gradients(case, seed)
+    out, lse = reference.forward(problem.inputs, problem.spec)
+    d = (problem.dout.double() * out).sum(-1).transpose(1, 2) - problem.dlse.double()
+    terms = (-torch.exp(problem.inputs.sink.double()[:, None] - lse) * d).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(terms.sum(1), exact.dsink)
+    largest = torch.where(terms.abs() == terms.abs().max(), terms, 0.0).sum(1)
+    for dsink in (exact.dsink - largest, *([exact.dsink * 1.01] if dtype == torch.float16 else [])):
+        assert _wrong_names(judge_backward(problem, grads._replace(dsink=dsink.to(dtype)))) == {"dsink"}
+
+
 def test_a_row_that_sees_nothing_must_say_so(seed):
     """lse is -inf there and nothing else: neither a finite number nor NaN, and no other row may be -inf."""
     problem, out, lse, _ = _right(MASKED, seed)
@@ -202,3 +242,16 @@ def test_a_reference_that_errs_nothing_by_luck_is_drawn_again(error, is_right):
 
     verdict = cases.judge_by_draws({"dq": torch.tensor([0.0, error])}, references, 0, [0, 1, 1])
     assert [one.right for one in verdict] == [is_right]
+
+
+def test_roundings_of_the_same_problem_count_for_every_result():
+    """Other data count for few elements only, or in float32."""
+
+    def references(draw, precise):
+        return [torch.full((300,), 0.0 if precise else draw, dtype=torch.float64)]
+
+    def is_right(*others):
+        return cases.judge_by_draws({"dq": torch.full((300,), 0.15).half()}, references, 0.0, *others)[0].right
+
+    assert is_right([], [0.0, 0.1])
+    assert not is_right([0.0, 0.1]) and not is_right([0.1], [0.05, 0.07])

@@ -1,5 +1,6 @@
 """The oracle against torch.autograd, gradcheck and torch's own attention."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,19 @@ def test_sequential_sums_add_their_terms_in_order(seed):
         reference.backward(*arguments, precise=False), reference.backward(*arguments, precise=False, sequential=True)
     ):
         assert x is None or torch.allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_an_order_of_keys_gives_other_rounding_errors_of_the_same_size(seed):
+    problem = make(CASES["causal"], seed)
+    exact = reference.forward(problem.inputs, problem.spec, key_order=1)[0]
+    assert torch.equal(exact, reference.forward(problem.inputs, problem.spec)[0])
+    orders = (None, 1, 2)
+    floors = [reference.forward(problem.inputs, problem.spec, precise=False, key_order=x)[0] for x in orders]
+    for x, y in itertools.pairwise(floors):
+        assert torch.equal(x[:, 0], y[:, 0])  # one key
+        errors = [(floor.double() - exact).flatten() for floor in (x, y)]
+        assert 0.9 < errors[0].std() / errors[1].std() < 1.1
+        assert torch.corrcoef(torch.stack(errors))[0, 1] < 0.8  # out is rounded alike
 
 
 def test_most_keys_counts_what_a_query_sees(seed):

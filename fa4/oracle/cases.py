@@ -8,7 +8,8 @@ without a score must be exactly 0: out and dq of a query without visible keys, d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from math import isfinite
 from typing import Any
 
@@ -66,14 +67,14 @@ _DROPOUT_SEED = 0x0123456789ABCDEF, 7  # one seed for all cases: the dropout mas
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A case with its tensors: `inputs` and `spec` for backends and oracle; `dout`, `dlse`: upstream gradients.
-    sequential: for the reference, see `reference.forward`."""
+    rounding: options `sequential` and `key_order` of the same-precision reference, see `reference.forward`."""
 
     case: Case
     inputs: AttentionInputs
     spec: AttentionSpec
     dout: Tensor
     dlse: Tensor
-    sequential: bool = False
+    rounding: Mapping[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that have gradients, by name."""
@@ -197,26 +198,34 @@ def judge(name: str, got: Tensor, oracle: Tensor, floor: Tensor, usual: float = 
 
 References = Callable[[Any, bool], Sequence["Tensor | None"]]
 
-# The error of the reference is random too: with few elements; in float32, where only sums are rounded (lse is always
-# float32); with large logits, where only rows with two scores near the row max have a notable error. If a result
-# exceeds its limit, the reference runs on more draws of the case, and on this problem with other summation orders, so
-# that a kernel as accurate as the reference does not fail by chance: with normal tails, an error exceeds twice the
-# largest of 64 in about 1 of 10^6 problems. Logits of 1e4 have longer tails: twice a single draw in 8 of 100 problems,
-# twice the largest of 16 in 1 of 1000.
-DRAWS, _ORDERS = 64, 6
+# The error of the reference is random too. It is one number for a sum like dsink, whose scale is the problem's own
+# exp(sink), and for dq and dk of which a single row is not 0. Hence a result that exceeds its limit is also compared
+# with references of this problem that round otherwise (`roundings`), and a kernel as accurate as the reference does not
+# fail by chance: with normal tails, an error exceeds twice the largest of 64 in about 1 of 10^6 problems.
+#
+# Other data of the case count, too: with few elements; in float32, where only sums are rounded (lse is always float32);
+# with large logits, where only rows with two scores near the row max have a notable error. Logits of 1e4 have longer
+# tails: twice a single draw in 8 of 100 problems, twice the largest of 16 in 1 of 1000.
+DRAWS = 64
 _ENOUGH_ELEMENTS = 256
 _LARGE_LOGITS, _LARGE_LOGITS_DRAWS = 100.0, 256
 # After _ENOUGH_DRAWS draws, a result with _HOPELESS times the allowed error fails without more draws.
 _ENOUGH_DRAWS, _HOPELESS = 16, 4.0
 
 
-def other_draws(problem: Problem) -> Iterator[Problem]:
-    """Generate problems that differ from this one only in rounding or random data."""
-    yield replace(problem, sequential=True)
+def roundings(problem: Problem) -> Iterator[Problem]:
+    """Generate this problem with other rounding errors of the reference. Columns of q, k and their gradients may be in
+    another order."""
+    yield replace(problem, rounding=dict(sequential=True))
     i = problem.inputs
-    for order in range(_ORDERS):  # of the columns of q and k: the same scores, rounded differently
-        columns = torch.randperm(i.q.shape[-1], generator=torch.Generator().manual_seed(order)).to(i.q.device)
-        yield replace(problem, inputs=i._replace(q=i.q[..., columns], k=i.k[..., columns]))
+    for seed in range(DRAWS):  # another order of the columns of q and k: the same scores, rounded differently
+        columns = torch.randperm(i.q.shape[-1], generator=torch.Generator().manual_seed(seed)).to(i.q.device)
+        inputs = i._replace(q=i.q[..., columns], k=i.k[..., columns])
+        yield replace(problem, inputs=inputs, rounding=dict(key_order=seed))
+
+
+def other_draws(problem: Problem) -> Iterator[Problem]:
+    """Generate problems that differ from this one only in random data."""
     for seed in range(_LARGE_LOGITS_DRAWS if problem.case.logits >= _LARGE_LOGITS else DRAWS):
         yield make(problem.case, seed, problem.inputs.q.device)
 
@@ -226,12 +235,13 @@ def judge_by_draws(
     references: References,
     problem: Any,
     others: Iterable[Any],
+    roundings: Iterable[Any] = (),
     long_tails: bool = False,
 ) -> list[Judgement]:
     """Compare results, by name, with the oracle; entries that are None are skipped. references: returns the results of
-    the oracle (precise) or of the same-precision reference, in the same order. others: more draws, evaluated only while
-    a result exceeds its limit. long_tails: also use these draws for 16-bit results with many elements, for which one
-    draw is enough otherwise."""
+    the oracle (precise) or of the same-precision reference, in the same order. others: more draws of data. roundings:
+    `problem` with other rounding errors. Both are evaluated, in turn, only while a result exceeds its limit.
+    long_tails: also use `others` for 16-bit results with many elements, for which `roundings` are enough otherwise."""
     oracle, floor = references(problem, True), references(problem, False)
 
     def judgements(usual: Sequence[float]) -> list[Judgement]:
@@ -244,7 +254,7 @@ def judge_by_draws(
     usual = [0.0] * len(results)
     verdict = judgements(usual)
     # Draws only raise the limits: a result that is right with few draws is right with all. Draws are expensive.
-    for draw_index, other in enumerate(others):
+    for draw_index, (other, is_same) in enumerate(_in_turn(roundings, others)):
         is_hopeless = draw_index >= _ENOUGH_DRAWS and not all(j.error <= _HOPELESS * j.allowed for j in verdict)
         if all(j.right for j in verdict) or is_hopeless or not all(isfinite(j.error) for j in verdict):
             break
@@ -252,15 +262,21 @@ def judge_by_draws(
         for i, (x, exact, approximate) in enumerate(draw_results):
             if x is None or exact is None or approximate is None:
                 continue
-            if long_tails or x.element_size() > 2 or x.numel() < _ENOUGH_ELEMENTS:
+            if is_same or long_tails or x.element_size() > 2 or x.numel() < _ENOUGH_ELEMENTS:
                 usual[i] = max(usual[i], _max_difference(approximate, exact))
         verdict = judgements(usual)
     return verdict
 
 
+def _in_turn(roundings: Iterable[Any], others: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yield one of each in turn, with whether it is of `roundings`."""
+    for pair in zip_longest(((x, True) for x in roundings), ((x, False) for x in others)):
+        yield from (x for x in pair if x is not None)
+
+
 def _judge_all(problem: Problem, results: Mapping[str, Tensor | None], references: References) -> list[Judgement]:
     long_tails = problem.case.logits >= _LARGE_LOGITS
-    verdict = judge_by_draws(results, references, problem, other_draws(problem), long_tails)
+    verdict = judge_by_draws(results, references, problem, other_draws(problem), roundings(problem), long_tails)
     queries, keys = reference.unreached(problem.inputs, problem.spec)
     rows = {"out": queries, "dq": queries, "dk": keys, "dv": keys}
     return [replace(j, stray=_stray(results[j.name], rows.get(j.name))) for j in verdict]
@@ -276,7 +292,7 @@ def judge_forward(problem: Problem, out: Tensor, lse: Tensor) -> list[Judgement]
     kept = problem.kept()
 
     def references(draw: Problem, precise: bool) -> Sequence[Tensor | None]:
-        return reference.forward(draw.inputs, draw.spec, precise=precise, kept=kept, sequential=draw.sequential)
+        return reference.forward(draw.inputs, draw.spec, precise=precise, kept=kept, **draw.rounding)
 
     return _judge_all(problem, {"out": out, "lse": lse}, references)
 
@@ -287,7 +303,7 @@ def judge_backward(problem: Problem, grads: Gradients) -> list[Judgement]:
 
     def references(draw: Problem, precise: bool) -> Sequence[Tensor | None]:
         of = draw.inputs, draw.spec, draw.dout, draw.dlse
-        return reference.backward(*of, precise=precise, kept=kept, sequential=draw.sequential)
+        return reference.backward(*of, precise=precise, kept=kept, **draw.rounding)
 
     return _judge_all(problem, grads._asdict(), references)
 

@@ -84,11 +84,12 @@ def _indices(shape: Sequence[int], index: int, device: torch.device) -> tuple[Te
 class _Arithmetic:
     """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded). sequential: a product
     of operands that are not rounded adds its terms one after the other, as a BLAS does for some shapes. Other shapes
-    have partial sums, which err less."""
+    have partial sums, which err less. key_order: seed of `_max_so_far`."""
 
     dtype: torch.dtype
     operand: torch.dtype | None
     sequential: bool = False
+    key_order: int | None = None
 
     def round(self, x: Tensor) -> Tensor:
         return x if self.operand is None else x.to(self.operand).to(self.dtype)
@@ -126,10 +127,10 @@ def _cut(x: Tensor) -> None:
     x.view(torch.int64).bitwise_and_(-(1 << (53 - 24)))
 
 
-def _arithmetic(spec: AttentionSpec, precise: bool, sequential: bool) -> _Arithmetic:
+def _arithmetic(spec: AttentionSpec, precise: bool, sequential: bool, key_order: int | None) -> _Arithmetic:
     if precise or spec.dtype == torch.float64:
         return _Arithmetic(torch.float64, None)
-    return _Arithmetic(torch.float32, None if spec.dtype == torch.float32 else spec.dtype, sequential)
+    return _Arithmetic(torch.float32, None if spec.dtype == torch.float32 else spec.dtype, sequential, key_order)
 
 
 def _heads_first(x: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
@@ -164,17 +165,25 @@ def _lse(s: Tensor, sink: Tensor | None, dtype: torch.dtype) -> Tensor:
     return torch.logsumexp(s, dim=2)
 
 
-def _exp(s: Tensor, row_value: Tensor) -> Tensor:
-    """exp(S_ij - row_value_i); 0 where S is -inf, also if row_value is -inf."""
-    row_value = row_value.masked_fill(row_value == -torch.inf, 0.0)[..., None]
-    return torch.where(s == -torch.inf, 0.0, torch.exp(s - row_value))
+def _exp(s: Tensor, x: Tensor) -> Tensor:
+    """exp(S_ij - x_ij); 0 where S is -inf, also if x is -inf. x broadcasts to S."""
+    return torch.where(s == -torch.inf, 0.0, torch.exp(s - x.masked_fill(x == -torch.inf, 0.0)))
+
+
+def _max_so_far(s: Tensor, seed: int) -> Tensor:
+    """Largest score of a key and of the keys before it, in a random order of keys for each row; shaped like s."""
+    order = torch.rand(s.shape, generator=torch.Generator().manual_seed(seed)).to(s.device).argsort(dim=2)
+    return torch.empty_like(s).scatter_(2, order, s.gather(2, order).cummax(dim=2).values)
 
 
 def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, k: Tensor | int) -> Tensor:
-    """O in math.dtype. The same-precision reference rounds exp(S - max) and divides later, like every flash kernel."""
-    row_max = s.amax(dim=2) if s.shape[2] else lse
-    o = (math.round(_exp(s, row_max)) * k) @ math.round(vs)
-    return o * torch.exp(row_max - lse).nan_to_num(0.0)[..., None]
+    """O in math.dtype. The same-precision reference rounds exp(S - max) and divides later, like every flash kernel.
+    With an order of keys, max is the largest score so far."""
+    lse = lse[..., None]
+    row_max = s.amax(dim=2, keepdim=True) if s.shape[2] else lse
+    max_so_far = row_max if math.key_order is None else _max_so_far(s, math.key_order)
+    o = (math.round(_exp(s, max_so_far)) * _exp(max_so_far, row_max) * k) @ math.round(vs)
+    return o * torch.exp(row_max - lse).nan_to_num(0.0)
 
 
 def _kept_of(kept: Tensor | None, index: int, s: Tensor) -> Tensor | int:
@@ -221,15 +230,18 @@ def forward(
     kept: Tensor | None = None,
     functions: Functions = _NO_FUNCTIONS,
     sequential: bool = False,
+    key_order: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k). sequential: unless
-    `precise`, float32 products add their terms in order.
+    """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k). sequential
+    and key_order: other roundings of the same-precision reference. sequential: float32 products add their terms in
+    order. key_order: seed of a random order of keys; P is rounded relative to the largest score so far, as in an online
+    softmax (None: of the row).
 
     Returns:
         out, shaped like q with last axis head_dim_v, and lse (batch, heads_q, seqlen_q) or (heads_q, total_q):
         both float64 when `precise`; otherwise out in the input dtype and lse in float32, as a kernel returns them.
     """
-    math = _arithmetic(spec, precise, sequential)
+    math = _arithmetic(spec, precise, sequential, key_order)
     q, varlen = inputs.q, inputs.varlen
     out = torch.zeros(*q.shape[:-1], spec.head_dim_v, dtype=math.dtype, device=q.device)
     lse_shape = (spec.heads_q, q.shape[0]) if varlen else (q.shape[0], spec.heads_q, q.shape[1])
@@ -263,13 +275,14 @@ def backward_with_captured(
     kept: Tensor | None = None,
     functions: Functions = _NO_FUNCTIONS,
     sequential: bool = False,
+    key_order: int | None = None,
 ) -> tuple[Gradients, list[Tensor]]:
     """Gradients by formula, also of the tensors that the score_mod captured, for `dout` shaped like out and `dlse`
-    shaped like lse (None: zero). kept, sequential: as in `forward`.
+    shaped like lse (None: zero). kept, sequential, key_order: as in `forward`.
 
     Returns float64 gradients when `precise`, else in the dtypes of the inputs.
     """
-    math, varlen = _arithmetic(spec, precise, sequential), inputs.varlen
+    math, varlen = _arithmetic(spec, precise, sequential, key_order), inputs.varlen
     grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
     dq, dk, dv = grads
     dsink = None if inputs.sink is None else torch.zeros_like(inputs.sink, dtype=math.dtype)
@@ -284,7 +297,7 @@ def backward_with_captured(
         uses_other_sums = not precise and math.operand is None
         forward_s = _scores(spec, math, qs.flip(2), ks.flip(2), functions, seq.index) if uses_other_sums else s
         lse = _lse(forward_s, inputs.sink, math.dtype)
-        p = _exp(s, lse)
+        p = _exp(s, lse[..., None])
         k = _kept_of(kept, seq.index, s)
         # D uses o as the forward returned it. For rows with few keys, the rounding of o is most of the error of dS.
         o = math.round(_out(math, forward_s, lse, vs, k))
@@ -313,8 +326,8 @@ def backward_with_captured(
         dv_heads = math.matmul(per_kv_head(dropped).transpose(1, 2), per_kv_head(dos))
         seq.select(dv, seq.k_rows, varlen).copy_(dv_heads.transpose(0, 1))
         if dsink is not None and inputs.sink is not None:
-            p_sink = _exp(inputs.sink.to(math.dtype)[:, None, None].expand(-1, lse.shape[1], 1), lse)
-            dsink -= (p_sink.squeeze(2) * d).sum(dim=1)
+            p_sink = _exp(inputs.sink.to(math.dtype)[:, None].expand_as(lse), lse)
+            dsink -= (p_sink * d).sum(dim=1)
     if precise:
         return Gradients(dq, dk, dv, dsink), captured_grads
     dq, dk, dv = (g.to(spec.dtype) for g in grads)

@@ -27,7 +27,7 @@ def judge(
     wants_gradients = any(name not in ("out", "lse") for name in results)
 
     def references(of: cases.Problem, precise: bool) -> Sequence[Tensor | None]:
-        options = dict(precise=precise, kept=kept, functions=functions, sequential=of.sequential)
+        options = dict(precise=precise, kept=kept, functions=functions, **of.rounding)
         found: dict[str, Tensor | None] = dict(zip(("out", "lse"), reference.forward(of.inputs, of.spec, **options)))
         if wants_gradients:
             dlse = defined(of.dlse, lse) if has_dlse else None
@@ -39,7 +39,8 @@ def judge(
     results = {**results, "lse": _with_sinks(problem, lse, unreached[0])}
     # The gradients of q and k of a query that sees one key are rounding alone, of which one draw tells little.
     has_one_key = reference.most_keys(problem.inputs, problem.spec, functions) <= 1
-    verdict = cases.judge_by_draws(results, references, problem, cases.other_draws(problem), long_tails=has_one_key)
+    draws = cases.other_draws(problem), cases.roundings(problem)
+    verdict = cases.judge_by_draws(results, references, problem, *draws, long_tails=has_one_key)
     return [
         replace(one, stray=_stray(results[one.name], unreached[_ROWS[one.name]])) if one.name in _ROWS else one
         for one in verdict

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fa4.oracle import reference
-from fa4.oracle.cases import Problem, assert_right, judge_by_draws, other_draws
+from fa4.oracle.cases import Problem, assert_right, judge_by_draws, other_draws, roundings
 
 
 def leaves(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,8 +19,10 @@ def assert_attention(problem: Problem, out: Tensor, *gradients: Tensor) -> None:
     """out, and dq, dk, dv for `problem.dout`, err at most twice as much as the same-precision reference."""
 
     def references(of: Problem, precise: bool) -> Sequence[Tensor | None]:
-        out = reference.forward(of.inputs, of.spec, precise=precise)[0]
-        return out, *(reference.backward(of.inputs, of.spec, of.dout, precise=precise)[:3] if gradients else ())
+        options = dict(precise=precise, **of.rounding)
+        out = reference.forward(of.inputs, of.spec, **options)[0]
+        return out, *(reference.backward(of.inputs, of.spec, of.dout, **options)[:3] if gradients else ())
 
     results = {name: x.detach() for name, x in zip(("out", "dq", "dk", "dv"), (out, *gradients))}
-    assert_right(judge_by_draws(results, references, problem, other_draws(problem)), problem.case.name)
+    draws = other_draws(problem), roundings(problem)
+    assert_right(judge_by_draws(results, references, problem, *draws), problem.case.name)
