@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import fa4
-from fa4.oracle.cases import judge
+from fa4.oracle import cases, reference
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags
 
 SCALE = 24**-0.5
 WIDTHS = (32, 8)  # of the latent and of the rotated part
@@ -38,19 +39,32 @@ def outcomes(function, tensors, *upstream):
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream[0].to(out.dtype))]
 
 
+def rounded(tensors, causal, *upstream):
+    """`outcomes` of the same-precision reference: attention on joined columns, P from lse as in kernels."""
+    is_batch = tensors[0].ndim == 4
+    q_nope, q_rope, latent, k_rope = tensors if is_batch else (x[None] for x in tensors)
+    v, width = latent.unsqueeze(-2), latent.shape[-1]
+    q, k = torch.cat((q_nope, q_rope), -1), torch.cat((latent, k_rope), -1).unsqueeze(-2)
+    inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+    spec = AttentionSpec.of(inputs, Flags(SCALE, None, 0 if causal else None, 0.0, False))
+    out = reference.forward(inputs, spec, precise=False)[0].view(tensors[0].shape)
+    if not upstream:
+        return [out]
+    dq, dk, dv, _ = reference.backward(inputs, spec, upstream[0], precise=False)
+    dk = dk.squeeze(-2)
+    return [out, dq[..., :width], dq[..., width:], dk[..., :width] + dv.squeeze(-2), dk[..., width:]]
+
+
 def assert_right(results, tensors, causal, *upstream, draws=()):
-    """At most twice the largest error of the formula in the same precision, on these tensors and on other draws."""
+    """At most twice the largest error of the same-precision reference, on these tensors and on other draws."""
 
-    def exact_and_rounded(x):
-        exact = outcomes(lambda *y: formula(*y, causal)[0], [z.double() for z in x], *upstream)
-        return exact, outcomes(lambda *y: formula(*y, causal)[0], x, *upstream)
+    def references(x, precise):
+        if not precise:
+            return rounded(x, causal, *upstream)
+        return outcomes(lambda *y: formula(*y, causal)[0], [z.double() for z in x], *upstream)
 
-    exact, rounded = exact_and_rounded(tensors)
-    others = [exact_and_rounded(draw) for draw in draws]
-    for i, name in enumerate(("out", "dq_nope", "dq_rope", "dlatent", "dk_rope")[: len(results)]):
-        usual = max((float((b[i].double() - a[i]).abs().max()) for a, b in others), default=0.0)
-        judgement = judge(name, results[i], exact[i], rounded[i], usual)
-        assert judgement.right, judgement
+    names = ("out", "dq_nope", "dq_rope", "dlatent", "dk_rope")
+    cases.assert_right(cases.judge_by_draws(dict(zip(names, results)), references, tensors, draws), "latent")
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -59,7 +73,7 @@ def test_outputs_and_gradients(causal, dtype, seed):
     tensors = drawn(seed, dtype=dtype)
     upstream = torch.randn_like(tensors[0])
     results = outcomes(lambda *x: fa4.mla_attention(*x, softmax_scale=SCALE, causal=causal), tensors, upstream)
-    others = [drawn(seed + i, dtype=dtype) for i in range(1, 9)]
+    others = (drawn(seed + i, dtype=dtype) for i in range(1, cases.DRAWS))
     assert_right(results, tensors, causal, upstream, draws=others)
     lse = fa4.mla_attention(*tensors, softmax_scale=SCALE, causal=causal, return_lse=True)[1]
     torch.testing.assert_close(lse, formula(*(x.float() for x in tensors), causal)[1], atol=2e-3, rtol=1e-5)
