@@ -46,12 +46,12 @@ def _in_cache(case: BenchCase, **flags) -> Attention:
             table, seqlens = None, torch.full((case.batch,), case.seqlen_k, dtype=torch.int32, device=k.device)
             if case.page_size is not None:
                 k, v, table, seqlens = paged(k, v, case.page_size)
-            if case.v_in_k:
-                v = k[..., : case.head_dim_v]
             descales = None, None
             if case.fp8:
                 k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
                 descales = tuple(torch.ones(case.heads_kv, device=k.device) for _ in range(2))
+            if case.v_in_k:
+                v = k[..., : case.head_dim_v]
             made.extend((k, v, table, seqlens, *descales))
         k_cache, v_cache, table, seqlens, k_descale, v_descale = made
         call = dict(page_table=table, cache_seqlens=seqlens, causal=case.causal, k_descale=k_descale, **flags)

@@ -107,9 +107,11 @@ def _decode(seqlen_k: int, batch: int, heads_q: int = 32, head_dim: int = 128, *
     return BenchCase("fwd", batch, 1, seqlen_k, heads_q, 8, head_dim, head_dim, True, **rest)
 
 
-def _latents(seqlen_k: int, batch: int, heads: int, rows: int = 1, page_size: int | None = 64) -> BenchCase:
+def _latents(
+    seqlen_k: int, batch: int, heads: int, rows: int = 1, page_size: int | None = 64, fp8: bool = False
+) -> BenchCase:
     """Absorbed latent attention, with DeepSeek's widths: decoding, or all rows of a prompt."""
-    return BenchCase("fwd", batch, rows, seqlen_k, heads, 1, 576, 512, True, page_size=page_size, v_in_k=True)
+    return BenchCase("fwd", batch, rows, seqlen_k, heads, 1, 576, 512, True, page_size=page_size, fp8=fp8, v_in_k=True)
 
 
 _LARGEST_CACHE = 20 << 30  # bytes
@@ -210,6 +212,9 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
             for seqlen_k, batch in ((131072, 1), (32768, 8), (32768, 32), (8192, 128))
         ),
         *(_latents(8192, 64, 128, rows) for rows in (1, 2, 4)),
+        *(_latents(seqlen_k, batch, 16, fp8=True) for seqlen_k, batch in ((32768, 8), (32768, 32))),
+        _latents(8192, 128, 64, fp8=True),
+        *(_latents(8192, 64, 128, rows, fp8=True) for rows in (1, 4)),
     ),
     "latents": (
         *(_latents(seqlen_k, batch, 128, 1, None) for seqlen_k, batch in ((32768, 32), (8192, 128), (8192, 74))),
