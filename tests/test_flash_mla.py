@@ -5,6 +5,7 @@ import torch
 
 import fa4
 from fa4.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from fa4.runtime import scaled_rows
 
 COLUMNS, LATENT = 40, 32
 
@@ -52,9 +53,32 @@ def test_hopper_loads_rows_once(seed):
     assert seen == [True]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_rows_of_656_bytes(dtype, seed):
+    """The same numbers as attention on the bfloat16 keys that the rows stand for."""
+    torch.manual_seed(seed)
+    keys = torch.randn(9, 8, 1, 576).bfloat16()
+    rows = scaled_rows.quantised(keys)
+    given = call(seed, q=torch.randn(2, 3, 4, 576).bfloat16(), k_cache=rows.view(dtype), head_dim_v=512)
+    expected = flash_mla_with_kvcache(**given | dict(k_cache=scaled_rows.values(rows)))
+    got = flash_mla_with_kvcache(**given, is_fp8_kvcache=True)
+    assert all(torch.equal(x, y) for x, y in zip(got, expected))
+    q = given["q"]
+    direct = fa4.mla_attention_with_kvcache(
+        q[..., :512],
+        q[..., 512:],
+        rows.view(dtype),
+        softmax_scale=576**-0.5,
+        causal=True,
+        page_table=given["block_table"],
+        cache_seqlens=given["cache_seqlens"],
+    )
+    assert torch.equal(direct, expected[0])
+
+
 WRONG = {
-    "sparse": (dict(indices=torch.zeros(2, 3, 4).int()), NotImplementedError, "indices is given, expected dense"),
-    "8 bits": (dict(is_fp8_kvcache=True), NotImplementedError, "is_fp8_kvcache is given"),
+    "sparse": (dict(indices=torch.zeros(2, 3, 4).int()), NotImplementedError, "indices is given, expected None: dense attention"),
+    "8 bits": (dict(is_fp8_kvcache=True), ValueError, "k_cache has dtype torch.float32 .* and 656 columns to go with"),
     "sink": (dict(attn_sink=torch.zeros(4)), NotImplementedError, "attn_sink is given"),
     "metadata": (dict(tile_scheduler_metadata=torch.zeros(3)), TypeError, "are a Tensor and a NoneType, expected what"),
     "splits": (dict(num_splits=torch.zeros(3)), TypeError, "are a Metadata and a Tensor, expected what"),

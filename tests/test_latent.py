@@ -192,6 +192,10 @@ def test_a_wrong_argument_is_named(name):
         fa4.mla_attention(**(tensors | dict(softmax_scale=SCALE) | change))
 
 
+ROWS = torch.zeros(12, 4, 656, dtype=torch.uint8)
+_QUERIES_OF_ROWS = dict(
+    q_nope=torch.zeros(3, 2, 4, 512, dtype=torch.bfloat16), q_rope=torch.zeros(3, 2, 4, 64, dtype=torch.bfloat16)
+)
 WRONG_CACHED = {
     "scale": (dict(softmax_scale=None), ValueError, "softmax_scale is None"),
     "columns": (
@@ -207,6 +211,21 @@ WRONG_CACHED = {
         "rotary_cos is no argument of mla_attention_with_kvcache",
     ),
     "descale": (dict(v_descale=torch.ones(())), TypeError, "v_descale is no argument .* expected kv_descale"),
+    "columns of q": (
+        dict(kv_cache=ROWS),
+        ValueError,
+        "q_nope has 32 columns, expected 512: kv_cache has rows of 656 b",
+    ),
+    "dtype of q": (
+        dict(kv_cache=ROWS, **dict.fromkeys(("q_nope", "q_rope"), torch.zeros(3, 2, 4, 512))),
+        TypeError,
+        "q_nope has dtype torch.float32, expected torch.bfloat16: kv_cache has rows of 656 bytes",
+    ),
+    "factors": (
+        dict(kv_cache=ROWS, kv_descale=torch.ones(()), **_QUERIES_OF_ROWS),
+        ValueError,
+        "kv_descale is given, expected None: kv_cache has rows of 656 bytes, with factors of their own",
+    ),
 }
 
 

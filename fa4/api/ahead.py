@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..mods.ir.record import Mods, ModSpec
-from ..runtime import disk, jit
+from ..runtime import disk, jit, scaled_rows
 from ..runtime.device import chip_by_number, chip_of, emulating
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, ProblemSize, Saved
 from ..torch_ops import ops, run
@@ -115,9 +115,9 @@ def _with_cache(inputs: AttentionInputs, problem: AheadProblem) -> tuple[Attenti
     kind = spec.cache
     assert kind is not None
     shape = (batch, rows) if kind.page_size is None else (batch * -(-rows // kind.page_size), kind.page_size)
+    columns = scaled_rows.BYTES_OF_ROW if kind.has_scaled_rows else spec.head_dim
     k, v = (
-        torch.empty(*shape, spec.heads_kv, dim, dtype=kind.dtype or spec.dtype)
-        for dim in (spec.head_dim, spec.head_dim_v)
+        torch.empty(*shape, spec.heads_kv, dim, dtype=kind.dtype or spec.dtype) for dim in (columns, spec.head_dim_v)
     )
     numbers = torch.zeros(batch, dtype=torch.int32)
     factors = torch.ones(batch, spec.heads_kv) if kind.has_8bit_kv else None

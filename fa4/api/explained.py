@@ -12,7 +12,7 @@ from ..kvcache import checks as cache_checks
 from ..mods.frontend.call import MaskMod, ScoreMod
 from ..runtime import dispatch
 from ..runtime.device import chip_of
-from ..runtime.spec import BYTES, AttentionInputs, AttentionSpec, Cache
+from ..runtime.spec import ALL_BYTES, AttentionInputs, AttentionSpec, Cache
 from ..torch_ops import checks, jagged, mod_ops
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
@@ -128,5 +128,5 @@ def _check_cache(
 def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:
     """Return the cache that k is, or None if k is a padded or packed batch."""
     are_tensors = isinstance(q, Tensor) and isinstance(k, Tensor)
-    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype in BYTES)
+    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype in ALL_BYTES)
     return cache if has_own_layout or any(x is not None for x in cache) else None

@@ -1,4 +1,4 @@
-"""Exact conversion of 8-bit values (`spec.BYTES`) to 16-bit floats for the matrix unit.
+"""Conversion of 8-bit values (`spec.BYTES`) to 16-bit floats for the matrix unit: exact, except `scaled`.
 
 e4m3: sm_89 and newer convert two values at a time to float16, and from there through float32 to bfloat16. Any chip from
 sm_80 on can use arithmetic. For bits s eeee mmm, the 16-bit float with the same exponent and mantissa fields is the
@@ -16,7 +16,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 
@@ -33,6 +33,28 @@ def upconverted(word: Int32, source: torch.dtype, dtype: type[cutlass.Numeric], 
         return [_e4m3_to_float(_spread(word, half), dtype) for half in range(2)]
     pairs = _cvt_e4m3(word)
     return list(pairs) if dtype is cutlass.Float16 else [_to_bfloat16(pair) for pair in pairs]
+
+
+def scaled(word: Int32, factor: Float32, has_cvt: bool = True) -> list[Int32]:
+    """Convert four e4m3 values, times a factor, to two words of two bfloat16 values."""
+    pairs = upconverted(word, torch.float8_e4m3fn, cutlass.Float16, has_cvt)
+    return [
+        cute.arch.inline_ptx(
+            """{
+            .reg .b16 low, high;
+            .reg .f32 a, b;
+            mov.b32 {low, high}, {$r0};
+            cvt.f32.f16 a, low;
+            cvt.f32.f16 b, high;
+            mul.rn.f32 a, a, {$r1};
+            mul.rn.f32 b, b, {$r1};
+            cvt.rn.bf16x2.f32 {$w0}, b, a;
+            }""",
+            write_only_types=[Int32],
+            read_only_args=[pair, factor],
+        )
+        for pair in pairs
+    ]
 
 
 def _spread(word: Int32, half: int) -> Int32:

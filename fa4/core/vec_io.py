@@ -14,6 +14,11 @@ def bits(value: Float32) -> Int32:
     return Int32(llvm.bitcast(Int32.mlir_type, value.ir_value()))
 
 
+def as_float(word: Int32) -> Float32:
+    """Return the float of these 32 bits."""
+    return Float32(llvm.bitcast(Float32.mlir_type, word.ir_value()))
+
+
 def pack_half(low: Float32, high: Float32, dtype: type[cutlass.Numeric]) -> Int32:
     """Round two floats to `dtype` and pack them, `low` in the low half: one cvt.rn.{bf16x2,f16x2}.f32."""
     kind = ir.VectorType.get([2], dtype.mlir_type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..runtime import scaled_rows
 from ..runtime.spec import AttentionInputs
 from .modified import ModifiedCall, mask_of
 from .passes import Pass
@@ -16,7 +17,10 @@ from .tiles import load_k, load_q, store_q, store_rows
 def forward_pass(part: Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, modified: ModifiedCall | None) -> None:
     spec, dtype = part.spec, lse.dtype
     q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
-    if part.cache is not None and part.cache.k_descale is not None and part.cache.v_descale is not None:
+    if spec.cache is not None and spec.cache.has_scaled_rows:
+        k_view = scaled_rows.values(k_view)
+        v_view = k_view[..., : spec.head_dim_v]
+    elif part.cache is not None and part.cache.k_descale is not None and part.cache.v_descale is not None:
         descales = part.cache.k_descale, part.cache.v_descale
         k_view, v_view = (
             x.to(dtype) * descale[part.first_sequence, part.heads, None].to(dtype)

@@ -137,8 +137,9 @@ class ForwardVariant(ForwardOptions):
     @property
     def v_dtype(self) -> type:
         """Dtype of the operands P and V. 8-bit V: float16. Its conversion takes half as many instructions as to
-        bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits."""
-        return Float16 if self.has_8bit_kv else self.dtype
+        bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits. But
+        factors inside rows may be beyond the range of float16."""
+        return Float16 if self.has_8bit_kv and not self.cache.has_scaled_rows else self.dtype
 
     @property
     def seq_bounded_k(self) -> bool:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..runtime.spec import BYTES, AttentionInputs, Cache
+from ..runtime import scaled_rows
+from ..runtime.spec import ALL_BYTES, AttentionInputs, Cache
 from ..runtime.torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
 from ..torch_ops import checks as common
 from ..torch_ops import mod_ops
@@ -72,8 +73,8 @@ def flash_attn_with_kvcache(
     Args:
         q: (batch, seqlen_q, heads_q, head_dim); with cu_seqlens_q packed, (total_q, heads_q, head_dim).
         k_cache: (batch, rows, heads_kv, head_dim), or with page_table (pages, rows of a page, heads_kv, head_dim); q's
-            dtype, or float8_e4m3fn or int8.
-        v_cache: the same with head_dim_v columns.
+            dtype, or float8_e4m3fn or int8. uint8: rows of 656 bytes, see `fa4.mla_attention_with_kvcache`.
+        v_cache: the same with head_dim_v columns; of 656-byte rows k_cache[..., :512].
         k, v: (batch, new rows, heads_kv, head_dim or head_dim_v) in q's dtype; with cu_seqlens_k_new packed.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2), q's dtype or float32: rotate k by its row index in the
             cache. Rotate q likewise if causal or windowed, else all of a sequence's q by cache_seqlens. The first
@@ -121,7 +122,7 @@ def flash_attn_with_kvcache(
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
     return_lse = common.boolean("return_lse", return_lse, "a bool")
     if autocast_anywhere() and isinstance(q, Tensor):
-        are_cast = getattr(k_cache, "dtype", None) in (autocast_dtype(q), *BYTES)
+        are_cast = getattr(k_cache, "dtype", None) in (autocast_dtype(q), *ALL_BYTES)
         q, k, v = cast_all(q, k, v) if are_cast else (q, k, v)
     t = checks.Tensors(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
@@ -148,7 +149,7 @@ def flash_attn_with_kvcache(
         check_values(t, cached.flags, sizes, table)
 
     seqlens = _seqlens(t)
-    if k_cache.dtype in BYTES:
+    if k_cache.dtype in ALL_BYTES:
         k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
     layout = Cache(page_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
     inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
@@ -196,6 +197,8 @@ def _is_in_k(k_cache: Any, v_cache: Any) -> bool:
     """Whether v_cache is the memory of k_cache's first columns: then a kernel for wide heads loads it once. False where
     tensors have no memory."""
     try:
+        if k_cache.dtype is scaled_rows.DTYPE:
+            return True
         if k_cache.shape[-1] <= WIDEST_SEPARATE or torch.compiler.is_compiling():
             return False
         return bool(v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride())

@@ -1,8 +1,8 @@
 """Append to a cache: write new keys (rotated) and values into their rows, and rotate q, by a kernel if possible, else
 in torch.
 
-The kernel (`fwd.kernels.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16. fp8 caches need a GPU
-that converts to e4m3 (sm_89 and newer). Other dtypes and devices, and backend="torch", use torch.
+The kernel (`fwd.kernels.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16. Caches of e4m3 need a
+GPU that converts to it (sm_89 and newer). Other dtypes and devices, and backend="torch", use torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..runtime import recording
+from ..runtime import recording, scaled_rows
 from ..runtime.device import Chip, chip_of
 from ..runtime.memory import maker
 from ..runtime.spec import Cache, compute_dtype
@@ -27,7 +27,7 @@ class Append:
     """Append operation for all calls with the same shapes, dtypes, device and options."""
 
     def __init__(self, a: AppendArguments) -> None:
-        chip, least = chip_of(a.q.device), 89 if a.kv_8bit_dtype == torch.float8_e4m3fn else 80
+        chip, least = chip_of(a.q.device), 80 if a.kv_8bit_dtype in (None, torch.int8) else 89
         by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and chip.compiles
         self._launch = _launcher(a, chip) if by_kernel else None
         device = a.q.device
@@ -79,11 +79,14 @@ def append_in_torch(a: AppendArguments) -> tuple[Tensor | None, Tensor]:
     k = a.k.reshape(-1, *a.k.shape[-2:])
     if a.cos is not None and a.sin is not None:
         k = rotate(k, a.cos, a.sin, a.positions[sequence] + step, a.interleaved)
+    if a.kv_8bit_dtype == scaled_rows.DTYPE:
+        a.k_cache[index[0][exists], index[1][exists]] = scaled_rows.quantised(k)[exists]
+        return _rotated_queries(a), _rows_after(a, capacity)
     for cache, x, descale in ((a.k_cache, k, a.k_descale), (a.v_cache, a.v.reshape(-1, *a.v.shape[-2:]), a.v_descale)):
         if descale is not None:
             x = quantised(x.float() / descale[sequence][..., None], cache.dtype)
         cache[index[0][exists], index[1][exists]] = x[exists].to(cache.dtype)
-    return _rotated_queries(a), (a.cache_seqlens + _new_rows(a)).clamp(max=capacity).to(torch.int32)
+    return _rotated_queries(a), _rows_after(a, capacity)
 
 
 def quantised(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -111,8 +114,9 @@ def _cache_index(a: AppendArguments, sequence: Tensor, row: Tensor) -> tuple[Ten
     return a.page_table[sequence, row // size].long(), row % size
 
 
-def _new_rows(a: AppendArguments) -> Tensor | int:
-    return a.k.shape[1] if a.cu_seqlens_k_new is None else a.cu_seqlens_k_new.diff()
+def _rows_after(a: AppendArguments, capacity: int) -> Tensor:
+    new = a.k.shape[1] if a.cu_seqlens_k_new is None else a.cu_seqlens_k_new.diff()
+    return (a.cache_seqlens + new).clamp(max=capacity).to(torch.int32)
 
 
 def _rotated_queries(a: AppendArguments) -> Tensor | None:

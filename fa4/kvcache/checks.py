@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..runtime.spec import BYTES, Cache
+from ..runtime import scaled_rows
+from ..runtime.spec import ALL_BYTES, BYTES, Cache
 from ..runtime.torch_internals import carries_tangent, is_mapped
 from ..torch_ops.checks import check_dtype, check_int32, check_plain, shown
 
@@ -81,12 +82,14 @@ def _check_cache(t: Tensors) -> None:
     axes = "(batch, rows, heads, head_dim)" if t.page_table is None else "(pages, rows of a page, heads, head_dim)"
     for name, x in (("k_cache", t.k_cache), ("v_cache", t.v_cache)):
         _check_tensor(name, x, t.q, 4, axes)
-        if x.dtype not in (t.q.dtype, *BYTES):
+        if x.dtype not in (t.q.dtype, *ALL_BYTES):
             raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q, or {_BYTES_SHOWN}")
         if x.dtype != t.k_cache.dtype:
             raise TypeError(f"{name} has dtype {x.dtype}, expected {t.k_cache.dtype} like k_cache")
     k, v = t.k_cache, t.v_cache
-    if k.shape[3] != t.q.shape[-1]:
+    if k.dtype is scaled_rows.DTYPE:
+        _check_scaled_rows(t)
+    elif k.shape[3] != t.q.shape[-1]:
         raise ValueError(f"k_cache has shape {shown(k)}, expected (*, *, *, {t.q.shape[-1]}) to go with q {shown(t.q)}")
     if v.shape[:3] != k.shape[:3] or v.shape[3] == 0:
         raise ValueError(f"v_cache has shape {shown(v)}, expected {shown(k, 3, '*')} to go with k_cache {shown(k)}")
@@ -96,6 +99,22 @@ def _check_cache(t: Tensors) -> None:
         raise ValueError(
             f"k_cache has shape {shown(k)}, expected ({t.batch}, *, *, *): a sequence for each of q, or cache_batch_idx"
         )
+
+
+def _check_scaled_rows(t: Tensors) -> None:
+    """Check the shapes of 656-byte rows, and that v_cache is their first columns."""
+    k, v = t.k_cache, t.v_cache
+    row, columns = scaled_rows.BYTES_OF_ROW, scaled_rows.LATENT
+    if t.q.dtype != torch.bfloat16:
+        raise TypeError(f"q has dtype {t.q.dtype}, expected torch.bfloat16 to go with a k_cache of {row}-byte rows")
+    if t.q.shape[-1] != scaled_rows.HEAD_DIM:
+        expected = f"{scaled_rows.HEAD_DIM} columns to go with a k_cache of {row}-byte rows"
+        raise ValueError(f"q has shape {shown(t.q)}, expected {expected}")
+    if k.shape[2:] != (1, row):
+        raise ValueError(f"k_cache has dtype torch.uint8 and shape {shown(k)}, expected (*, *, 1, {row})")
+    is_in_k = torch.compiler.is_compiling() or (v.data_ptr() == k.data_ptr() and v.stride() == k.stride())
+    if v.shape[3] != columns or not is_in_k:
+        raise ValueError(f"v_cache has shape {shown(v)}, expected k_cache[..., :{columns}] of {row}-byte rows")
 
 
 def _check_seqlens(t: Tensors) -> None:
@@ -144,14 +163,14 @@ def _check_new(t: Tensors) -> None:
         raise ValueError("k and v are given without cache_seqlens, expected these: where in the cache new rows go")
     axes = "(total, heads, head_dim)" if packed else "(batch, new rows, heads, head_dim)"
     heads = t.k_cache.shape[2]
-    for name, x, cache in (("k", t.k, t.k_cache), ("v", t.v, t.v_cache)):
+    for name, x in (("k", t.k), ("v", t.v)):
         _check_tensor(name, x, t.q, 3 if packed else 4, axes)
         if x.dtype != t.q.dtype:
             raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q")
-        expected = (*t.k.shape[:-2], heads, cache.shape[3])
-        if x.shape != expected or (not packed and x.shape[0] != t.batch):
+        columns = t.q.shape[-1] if x is t.k else t.v_cache.shape[3]
+        if x.shape != (*t.k.shape[:-2], heads, columns) or (not packed and x.shape[0] != t.batch):
             rows = "*" if packed else f"{t.batch}, {'*' if x is t.k else t.k.shape[1]}"
-            raise ValueError(f"{name} has shape {shown(x)}, expected ({rows}, {heads}, {cache.shape[3]})")
+            raise ValueError(f"{name} has shape {shown(x)}, expected ({rows}, {heads}, {columns})")
     for name, cache in (("k_cache", t.k_cache), ("v_cache", t.v_cache)):
         _check_memory(name, cache)
 
@@ -180,6 +199,9 @@ def _check_rotary(t: Tensors) -> None:
     if cos is None or sin is None:
         missing, present = ("sin", "cos") if sin is None else ("cos", "sin")
         raise ValueError(f"rotary_{present} is given without rotary_{missing}, expected both")
+    if t.k_cache.dtype is scaled_rows.DTYPE:  # the rotated columns are the last
+        rows = f"{scaled_rows.BYTES_OF_ROW}-byte rows"
+        raise ValueError(f"rotary_cos is given with a k_cache of {rows}, expected rows that are rotated")
     if t.k is None:
         raise ValueError("rotary_cos is given without k and v, expected these: keys in the cache are rotated already")
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..runtime import scaled_rows
+from ..runtime.spec import ALL_BYTES
 from ..torch_ops import checks
 from ..torch_ops import latent as arguments
 from .api import flash_attn_with_kvcache
@@ -31,12 +34,14 @@ def mla_attention_with_kvcache(
         q_rope: the same with rope_dim columns, rotated.
         kv_cache: (batch, rows, latent_dim + rope_dim), or with page_table (pages, rows of a page, latent_dim +
             rope_dim), an axis of one head before the last is allowed; q_nope's dtype, or float8_e4m3fn or int8. A row
-            is [latent, k_rope].
+            is [latent, k_rope]. Or rows of 656 bytes, any 8-bit dtype, for 512 and 64 columns and bfloat16: 512 e4m3,
+            four float32 factors of 128 columns each, 64 bfloat16, as FlashMLA and vLLM (fp8_ds_mla) store them.
         latent, k_rope: (batch, new rows, latent_dim or rope_dim) in q_nope's dtype, rotated: rows to write from row
-            cache_seqlens[b] on. With cu_seqlens_k_new packed.
+            cache_seqlens[b] on. With cu_seqlens_k_new packed. The factor of 128 columns in a row of 656 bytes is their
+            largest magnitude / 448.
         softmax_scale: as in `fa4.mla_attention`, required.
         causal: aligned bottom-right.
-        kv_descale: float32 factor on 8-bit rows: one, (1,) or (batch, 1).
+        kv_descale: float32 factor on 8-bit rows, other than those of 656 bytes: one, (1,) or (batch, 1).
         return_lse: also return the log-sum-exp of each row's logits, for parts of a context on several ranks.
         options: further keywords of `fa4.flash_attn_with_kvcache`: cache_seqlens, page_table, cu_seqlens_q, num_splits,
             batch_invariant and others, but rotary_cos, rotary_sin, k_descale and v_descale.
@@ -60,7 +65,11 @@ def mla_attention_with_kvcache(
     columns = q_nope.shape[-1] + q_rope.shape[-1]
     if kv_cache.ndim == 4 and kv_cache.shape[-2] == 1:
         kv_cache = kv_cache.squeeze(-2)
-    if kv_cache.ndim != 3 or kv_cache.shape[-1] != columns:
+    has_scaled_rows = kv_cache.dtype in ALL_BYTES and kv_cache.shape[-1:] == (scaled_rows.BYTES_OF_ROW,)
+    if has_scaled_rows:
+        _check_scaled_rows(q_nope, q_rope, kv_descale)
+        kv_cache = kv_cache.view(scaled_rows.DTYPE)
+    if kv_cache.ndim != 3 or not (has_scaled_rows or kv_cache.shape[-1] == columns):
         raise ValueError(
             f"kv_cache has shape {checks.shown(kv_cache)}, expected (batch, rows, {columns}), or pages: "
             "latent_dim + rope_dim columns of q_nope and q_rope"
@@ -78,3 +87,15 @@ def mla_attention_with_kvcache(
     options |= dict(k_descale=kv_descale, v_descale=kv_descale)
     q = arguments.join(q_nope, q_rope)
     return flash_attn_with_kvcache(q, keys, keys[..., : q_nope.shape[-1]], k, v, **options)
+
+
+def _check_scaled_rows(q_nope: Tensor, q_rope: Tensor, kv_descale: Tensor | None) -> None:
+    """Check what goes with a cache of 656-byte rows."""
+    rows = f"kv_cache has rows of {scaled_rows.BYTES_OF_ROW} bytes"
+    if q_nope.dtype != torch.bfloat16:
+        raise TypeError(f"q_nope has dtype {q_nope.dtype}, expected torch.bfloat16: {rows}")
+    for name, x, expected in (("q_nope", q_nope, scaled_rows.LATENT), ("q_rope", q_rope, scaled_rows.ROPE)):
+        if x.shape[-1] != expected:
+            raise ValueError(f"{name} has {x.shape[-1]} columns, expected {expected}: {rows}")
+    if kv_descale is not None:
+        raise ValueError(f"kv_descale is given, expected None: {rows}, with factors of their own")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..runtime.spec import BYTES
+from ..runtime.spec import ALL_BYTES
 
 
 class AppendArguments(NamedTuple):
@@ -53,4 +53,4 @@ class AppendArguments(NamedTuple):
     @property
     def kv_8bit_dtype(self) -> torch.dtype | None:
         """dtype of an 8-bit cache, else None."""
-        return self.k_cache.dtype if self.k_cache.dtype in BYTES else None
+        return self.k_cache.dtype if self.k_cache.dtype in ALL_BYTES else None

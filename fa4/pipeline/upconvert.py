@@ -94,13 +94,17 @@ class Upconversion(Constant):
 
     def store(self, bases: list[Int32], share: tuple[int, int], packed: list[Int32]) -> None:
         """Convert and store one of the `shares`: 4 packed words."""
-        group, panel = share
-        offset = group * WARPS_PER_WARPGROUP * ROWS * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
+        self.store_wide(bases, share, [x for word in packed for x in upconverted(word, self.source, self.dtype)])
+
+    def store_wide(self, bases: list[Int32], share: tuple[int, int], wide: list[Int32]) -> None:
+        """Store one of the `shares`, 8 words of 16-bit values."""
         for half, base in enumerate(bases):
-            wide = [
-                pair for word in packed[2 * half : 2 * half + 2] for pair in upconverted(word, self.source, self.dtype)
-            ]
-            store_vec(_smem_ptr(base + offset), wide)
+            store_vec(_smem_ptr(base + self.offset(share)), wide[4 * half : 4 * half + 4])
+
+    def offset(self, share: tuple[int, int]) -> int:
+        """Bytes from `store_bases` to one of the `shares`."""
+        group, panel = share
+        return group * WARPS_PER_WARPGROUP * ROWS * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,7 @@ _SM100 = replace(
     chips="sm_100 or sm_103",
     on=lambda chip: chip.number in (100, 103),
     head_dims=HeadDims(multiple=8, largest=576),
+    features=ALL_FEATURES - {Feature.SCALED_ROWS},
     module="fa4.sm100.plan",
     limits=(*_LIMITS, _sm100_page_limits, _sm100_8bit_limits),
 )
@@ -248,7 +249,7 @@ _SM90_WIDEST = replace(
     _SM90,
     **_PORTABLE_BACKWARD,
     head_dims=HeadDims(multiple=8, largest=576, largest_v=512),
-    features=_SM90.features - {Feature.CACHE_8BIT, Feature.DROPOUT},
+    features=_SM90.features - {Feature.CACHE_8BIT, Feature.SCALED_ROWS, Feature.DROPOUT},
     module="fa4.sm90.fwd.widest.plan",
     limits=(_mod_limits, _block_limits, _captured_limits, _scattered_limits),
 )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..mods.ir.record import Mods, ModSpec
+from . import scaled_rows
 
 
 class Feature(enum.Enum):
@@ -41,6 +42,7 @@ class Feature(enum.Enum):
     CACHE_ROWS = "cache_batch_idx and cache_leftpad"
     CACHE_VARLEN = "packed queries on a cache"
     CACHE_8BIT = "cache of 8-bit numbers"
+    SCALED_ROWS = "cache of 656-byte rows"
     BATCH_INVARIANT = "batch_invariant"
 
 
@@ -49,7 +51,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache
+BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache, with factors beside it
+ALL_BYTES = (*BYTES, scaled_rows.DTYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class CacheSpec:
     """Part of a `Cache` that shapes code: how the rows of a sequence are found, and how K/V are stored.
 
     page_size: rows of a page; None if a sequence's rows are contiguous. dtype: 8-bit dtype of k and v, one of `BYTES`,
-    multiplied by descales; None for q's dtype.
+    multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype.
     """
 
     page_size: int | None = None
@@ -68,6 +71,10 @@ class CacheSpec:
     @property
     def has_8bit_kv(self) -> bool:
         return self.dtype is not None
+
+    @property
+    def has_scaled_rows(self) -> bool:
+        return self.dtype is scaled_rows.DTYPE
 
     @property
     def has_tensors(self) -> bool:
@@ -187,6 +194,7 @@ class AttentionSpec:
             Feature.CACHE_ROWS: cache.has_batch_idx or cache.has_leftpad,
             Feature.CACHE_VARLEN: self.cache is not None and self.varlen,
             Feature.CACHE_8BIT: cache.has_8bit_kv,
+            Feature.SCALED_ROWS: cache.has_scaled_rows,
             Feature.BATCH_INVARIANT: self.batch_invariant,
         }
         return frozenset(feature for feature, is_requested in requested.items() if is_requested)
@@ -318,7 +326,7 @@ class Cache(NamedTuple):
     keys are rows leftpad[b] to seqused_k[b]. Entries of page_table past these rows are never read.
 
     page_table: (batch, pages of a sequence). batch_idx, leftpad: (batch,). k_descale, v_descale: (batch, heads_kv)
-    float32, factors on 8-bit K/V.
+    float32, factors on 8-bit K/V. With k of `scaled_rows`, kernels read k alone.
     """
 
     page_table: Tensor | None = None
@@ -329,7 +337,7 @@ class Cache(NamedTuple):
 
     def spec(self, inputs: AttentionInputs) -> CacheSpec:
         page_size = None if self.page_table is None else inputs.k.shape[1]
-        dtype = inputs.k.dtype if inputs.k.dtype in BYTES else None
+        dtype = inputs.k.dtype if inputs.k.dtype in ALL_BYTES else None
         return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype)
 
     def capacity(self, k: Tensor) -> int:

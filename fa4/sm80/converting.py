@@ -10,11 +10,12 @@ import cutlass.cute as cute
 import torch
 from cutlass import Boolean, Int32
 
-from ..core.bytes import upconverted
-from ..core.vec_io import load_vec
+from ..core.bytes import scaled, upconverted
+from ..core.vec_io import as_float, load_vec
+from ..runtime import scaled_rows
 from .loader import TileCopy, plain_copy
 
-_VECTOR = 8  # 8-bit elements per thread and load: 16 bytes of the 16-bit tile
+_VECTOR = 8  # elements per thread and load: 16 bytes of the 16-bit tile
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class ConvertingCopy(TileCopy):
 
     def load_rows(self, row: Callable[[Int32], tuple[cute.Pointer, Boolean]], target: cute.Tensor) -> None:
         smem = self.copy.get_slice(self.thread).partition_D(target)
-        coords, _ = self._coordinates()
+        coords, coords0 = self._coordinates()
         rows, chunks = cute.size(smem, mode=[1]), cute.size(smem, mode=[2])
         # All loads come before the first conversion, so that their latencies overlap.
         loaded = []
@@ -36,14 +37,46 @@ class ConvertingCopy(TileCopy):
             for k in range(chunks):
                 column = coords[0, 0, k][1]
                 in_bounds = column < self.columns
-                first = cutlass.select_(in_bounds, Int32(column), Int32(0))
-                packed = load_vec(address + first, _VECTOR // 4)
-                loaded.append([Int32(cutlass.select_(exists & in_bounds, x, Int32(0))) for x in packed])
+                words = self._load(address, Int32(column), in_bounds, coords0[0, 0, k][1])
+                loaded.append([Int32(cutlass.select_(exists & in_bounds, x, Int32(0))) for x in words])
         store = plain_copy(self.dtype)
-        for i, packed in enumerate(loaded):
+        for i, words in enumerate(loaded):
             registers = cute.make_fragment_like(smem[None, 0, 0])
             pairs_16bit = cute.recast_tensor(registers, Int32)
-            for j, x in enumerate(packed):
-                for k, pair in enumerate(upconverted(x, self.source, self.dtype, has_cvt=False)):
-                    pairs_16bit[2 * j + k] = pair
+            for j, pair in enumerate(self._converted(words)):
+                pairs_16bit[j] = pair
             cute.copy(store, registers, smem[None, i // chunks, i % chunks])
+
+    def _load(self, address: cute.Pointer, column: Int32, in_bounds: Boolean, chunk_column: int) -> list[Int32]:
+        """Load what eight elements of a row from `column` on are made of. chunk_column: that of the first thread."""
+        return load_vec(address + _inside(in_bounds, column), _VECTOR // 4)
+
+    def _converted(self, words: list[Int32]) -> list[Int32]:
+        """Return the eight elements, from zeros if they do not exist."""
+        return [pair for x in words for pair in upconverted(x, self.source, self.dtype, has_cvt=False)]
+
+
+@dataclass(frozen=True)
+class ScaledRowsCopy(ConvertingCopy):
+    """`ConvertingCopy` of `scaled_rows`. first: column of the row at which the tile begins, a multiple of 64."""
+
+    first: Int32 | int
+
+    def _load(self, address: cute.Pointer, column: Int32, in_bounds: Boolean, chunk_column: int) -> list[Int32]:
+        if isinstance(self.first, int) and self.first + chunk_column >= scaled_rows.LATENT:
+            byte = scaled_rows.ROTATED + 2 * (self.first + column - scaled_rows.LATENT)
+            return load_vec(address + _inside(in_bounds, byte), _VECTOR // 2)
+        column = self.first + column
+        factor = scaled_rows.FACTORS + 4 * (column // scaled_rows.TILE)
+        words = load_vec(address + _inside(in_bounds, column), _VECTOR // 4)
+        return [*words, *load_vec(address + _inside(in_bounds, factor), 1)]
+
+    def _converted(self, words: list[Int32]) -> list[Int32]:
+        if len(words) == _VECTOR // 2:
+            return words
+        *codes, factor = words
+        return [pair for x in codes for pair in scaled(x, as_float(factor), has_cvt=False)]
+
+
+def _inside(in_bounds: Boolean, offset: Int32) -> Int32:
+    return Int32(cutlass.select_(in_bounds, Int32(offset), Int32(0)))

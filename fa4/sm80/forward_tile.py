@@ -25,7 +25,7 @@ from ..core.sequence import Lengths, extent, sequence_matrix
 from ..core.traced import ModTensors, bind
 from ..fwd.device.scales import nonzero_descale
 from .config import Sm80ForwardConfig
-from .converting import ConvertingCopy
+from .converting import ConvertingCopy, ScaledRowsCopy
 from .dropout import drop
 from .loader import TileCopy, async_copy, columns_from, rows_of, store_tile, thread_tiling
 from .softmax import OnlineSoftmax
@@ -227,8 +227,14 @@ def load(
     if work.block_iter.exists(pos):
         n_block = work.block_iter.block(pos)
         if const_expr(cfg.has_8bit_kv):
-            converting = ConvertingCopy(copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype)
-            converting.load_rows(x.rows_from(n_block * tile_n), staged[None, None, stage])
+            arguments = copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype
+            if const_expr(cfg.cache.has_scaled_rows):  # V is read from K
+                first = 0 if const_expr(x is work.k) else work.v_slice * cfg.dim_v
+                ScaledRowsCopy(*arguments, first).load_rows(
+                    work.k.rows_from(n_block * tile_n), staged[None, None, stage]
+                )
+            else:
+                ConvertingCopy(*arguments).load_rows(x.rows_from(n_block * tile_n), staged[None, None, stage])
         elif const_expr(x.has_constant_stride(tile_n)):
             rows_left = (
                 work.mask.seqlen_k - n_block * tile_n

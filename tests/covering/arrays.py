@@ -113,9 +113,12 @@ _LATENT = dict(
 )
 _8BIT_LATENT = _LATENT | dict(
     pages=CACHES.factors["pages"],
-    bits=("fp8", "int8"),
+    bits=("fp8", "int8", "rows"),
     descale=CACHES.factors["descale"],
     leftpad=CACHES.factors["leftpad"],
+)
+_LATENT_ROWS = _8BIT_LATENT | dict(
+    bits=("rows",), **{name: CACHES.factors[name] for name in ("score_mod", "mask_mod")}, head_dim=("576",)
 )
 _NOT_WIDE = dict(
     head_dim=tuple(x for x in CALLS.factors["head_dim"] if x not in WIDE),
@@ -151,6 +154,8 @@ ARRAYS = {
         # Hopper's latent forward loads a cache's rows once, as K and as V.
         Array("caches-latent", _CACHES.with_levels(**_LATENT), 2, backends=("sm90", "sm100")),
         Array("caches-latent-8bit", _CACHES.with_levels(**_8BIT_LATENT), 2, backends=("sm90",)),
+        # Rows of 656 bytes with functions, which the portable kernels take.
+        Array("caches-rows", _CACHES.with_levels(**_LATENT_ROWS), 2, backends=("sm80",)),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

@@ -123,7 +123,7 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
         sink=row["sink"] == "yes",
         leftpad=tuple(draw.randint(0, n) for n in lengths) if row["leftpad"] == "yes" else None,
         batch_idx=row["batch_idx"] == "yes",
-        fp8=row["descale"] if is_bytes else None,
+        fp8="rows" if row["bits"] == "rows" else row["descale"] if is_bytes else None,
         int8=row["bits"] == "int8",
         in_k=row["head_dim_v"] == "latent",
         **rotary,

@@ -242,6 +242,13 @@ CACHES = Model(
         _no("rotation is of new rows", rotary=("interleaved", "halves", "seqlens"), append="none"),
         _no("there are no rows to append to an empty place", lengths="full", append=("rows", "packed")),
         _no("8-bit numbers of multiples of 16", bits=("fp8", "int8"), head_dim="odd"),
+        # Rows of 656 bytes (bits="rows") are of one kind.
+        _no("a latent of 512 columns and 64 rotated ones", bits="rows",
+            head_dim=("small", "64", "96", "128", "odd", "192", "256", "320", "512")),
+        _no("the rotated columns are bfloat16", bits="rows", dtype=("float16", "float32")),
+        _no("the factors are in the rows", bits="rows", descale=("heads", "both")),
+        _no("there is one head", bits="rows", group=("1", "2")),
+        _no("new rows come rotated", bits="rows", rotary=("interleaved", "halves", "seqlens")),
         _no("new rows would be written twice", "are the same memory", head_dim="512", head_dim_v="latent",
             append=("rows", "packed")),
     ),

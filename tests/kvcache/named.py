@@ -87,6 +87,19 @@ _ALL = (
         batch_idx=True,
         fp8="both",
     ),
+    CacheCase(
+        "rows_of_656_bytes",
+        (31, 16),
+        new=3,
+        queries=3,
+        page_size=16,
+        heads_q=4,
+        head_dim=576,
+        head_dim_v=512,
+        fp8="rows",
+        in_k=True,
+        sink=True,
+    ),
     CacheCase("fp8_window_and_sink", (300, 60), page_size=8, capacity=320, window_size=(130, 0), fp8="both", sink=True),
 )
 CASES = {case.name: case for case in _ALL}

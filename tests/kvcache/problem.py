@@ -16,6 +16,7 @@ from torch import Tensor
 import fa4
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
+from fa4.runtime import scaled_rows
 
 FP8 = torch.float8_e4m3fn
 
@@ -49,7 +50,8 @@ class CacheCase:
     rotary_dim: int = 32
     rotary_seqlens: tuple[int, ...] | None = None
     shared: int = 0  # pages at the front that all sequences share
-    fp8: str | None = None  # descales: "tensor", "heads", "a head of zeros" or "both" (of sequences and heads)
+    # descales: "tensor", "heads", "a head of zeros" or "both" (of sequences and heads); or "rows", of 656 bytes
+    fp8: str | None = None
     int8: bool = False  # instead of e4m3
     in_k: bool = False  # v_cache is the memory of k_cache's first columns
 
@@ -66,7 +68,7 @@ class CacheCase:
     @property
     def rounding(self) -> float:
         """By which two ways to round a number for the cache may differ."""
-        return 1.0 if self.int8 else 2 * torch.finfo(FP8 if self.fp8 else self.dtype).eps
+        return 1.0 if self.int8 or self.fp8 == "rows" else 2 * torch.finfo(FP8 if self.fp8 else self.dtype).eps
 
     @property
     def packed(self) -> Case:
@@ -128,6 +130,8 @@ def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
     if backend == "sm80":
         return True
+    if backend == "sm100" and case.fp8 == "rows":
+        return False
     is_scattered = case.page_size is not None and (case.page_size % 8 > 0 or case.leftpad is not None)
     return not (backend == "sm100" and is_scattered and case.head_dim > 192)
 
@@ -176,7 +180,11 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
             arguments["rotary_seqlens"] = torch.tensor(first, dtype=torch.int32)
 
     stored_k, stored_v = k, v
-    if case.fp8:
+    if case.fp8 == "rows":
+        stored_k = scaled_rows.quantised(k)
+        stored_v, k = stored_k[..., : scaled_rows.LATENT], scaled_rows.values(stored_k)
+        v = k[..., : scaled_rows.LATENT]
+    elif case.fp8:
         shape = {"tensor": (), "both": (case.batch, case.heads_kv)}.get(case.fp8, (case.heads_kv,))
         rows = torch.repeat_interleave(torch.arange(case.batch), torch.tensor(of_k).diff())
         scaled = []
@@ -205,7 +213,8 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
     is_old = torch.ones(len(rows), dtype=torch.bool)
     is_old[fresh] = False
     for x in (stored_k, stored_v):
-        nothing = -128 if case.int8 else torch.nan  # int8 has no NaN, but few numbers as large
+        # int8 has no NaN, but few numbers as large; rows of 656 bytes that are all ones have NaN alone
+        nothing = -128 if case.int8 else 255 if case.fp8 == "rows" else torch.nan
         before = torch.full((*arguments["cache_shape"], *x.shape[1:]), nothing).to(x.dtype)
         after = before.clone()
         after[place] = x

@@ -51,6 +51,7 @@ SM80 = (
     "int8_append_and_rotate",
     "fp8_float16",
     "fp8_softcap",
+    "rows_of_656_bytes",
 )
 
 

@@ -35,6 +35,23 @@ CASES = (
     CacheCase("bytes_of_many_heads", (140,), heads_q=128, page_size=16, dtype=torch.float16, fp8="tensor", **LATENT),
     CacheCase("single_rows", (150, 70), leftpad=(9, 70), page_size=1, heads_q=8, fp8="tensor", int8=True, **LATENT),
     CacheCase("bytes_appended", (61, 0), queries=4, new=4, heads_q=16, page_size=5, fp8="tensor", **LATENT),
+    CacheCase(
+        "bytes_of_many_queries", (300, 30), capacity=320, queries=5, heads_q=24, page_size=64, fp8="tensor", **LATENT
+    ),
+    CacheCase("rows_of_656_bytes", (20, 200, 1), capacity=200, heads_q=16, fp8="rows", **LATENT),
+    CacheCase(
+        "such_rows_in_pages",
+        (65, 330),
+        capacity=384,
+        queries=3,
+        heads_q=40,
+        page_size=64,
+        fp8="rows",
+        sink=True,
+        **LATENT,
+    ),
+    CacheCase("such_single_rows", (150, 70), leftpad=(9, 70), page_size=1, heads_q=8, fp8="rows", **LATENT),
+    CacheCase("such_rows_appended", (61, 0), queries=4, new=4, heads_q=16, page_size=5, fp8="rows", **LATENT),
     CacheCase("bytes_no_rope", (90, 40), heads_q=16, head_dim=512, head_dim_v=512, in_k=True, fp8="tensor"),
 )
 

@@ -80,7 +80,7 @@ class KeyRows(Constant):
                 in_bounds = exists & (column < tile.columns)
                 first = cutlass.select_(in_bounds, Int32(column), Int32(0))
                 nbytes = cutlass.select_(in_bounds, Int32(_CHUNK), Int32(0))
-                _copy(source + Int32(first), smem_address + panel * tile.panel_bytes, Int32(nbytes))
+                copy_async(source + Int32(first), smem_address + panel * tile.panel_bytes, Int32(nbytes))
 
     def _key(self, block: Int32, i: int) -> tuple[Int32, Boolean]:
         """(row of key `block * tile_n + tile_rows[i]`, clamped to a valid row of the sequence; True if the key
@@ -89,7 +89,7 @@ class KeyRows(Constant):
         return rows.first + cutlass.max(cutlass.min(key, rows.count - 1), 0), key < rows.count
 
 
-def _copy(source: cute.Pointer, smem_address: Int32, nbytes: Int32) -> None:
+def copy_async(source: cute.Pointer, smem_address: Int32, nbytes: Int32) -> None:
     """Start to copy `nbytes` bytes and fill up to 16 with zeros."""
     cute.arch.inline_ptx(
         "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};", read_only_args=[smem_address, source.toint(), nbytes]

@@ -2,7 +2,8 @@
 
 A warp processes one head of one row: first the rows of q, then the new rows of k and v together. Rotary embedding
 rotates the pair of columns (a, b) at position p by the angle of p: (a cos - b sin, a sin + b cos), in float32. For an
-8-bit cache, values are divided by the descale, rounded and saturated. The kernel reads positions, rows and pages on the
+8-bit cache, values are divided by the descale, or by the factor that goes into a row of `scaled_rows`, rounded and
+saturated. The kernel reads positions, rows and pages on the
 device. It skips rows past the capacity of the cache. It clamps page numbers, batch indices and positions to the valid
 range.
 """
@@ -18,7 +19,8 @@ import torch
 from cutlass import Boolean, Float32, Int32, Uint8, const_expr
 
 from ...core.program import Program
-from ...runtime import jit
+from ...core.vec_io import bits
+from ...runtime import jit, scaled_rows
 
 _WARP, _WARPS = 32, 8
 
@@ -26,8 +28,8 @@ _WARP, _WARPS = 32, 8
 @dataclass(frozen=True, slots=True)
 class AppendConfig:
     """Compile-time configuration; fields as in `kvcache.record.AppendArguments`, and two more. rotary: dtype of cos and
-    sin, or None. kv_8bit_dtype: dtype of an 8-bit cache (one of `spec.BYTES`), passed as uint8; None if the cache has
-    the dtype of k and v."""
+    sin, or None. kv_8bit_dtype: dtype of an 8-bit cache (one of `spec.ALL_BYTES`), passed as uint8; None if the cache
+    has the dtype of k and v."""
 
     dtype: torch.dtype
     rotary: torch.dtype | None
@@ -43,6 +45,10 @@ class AppendConfig:
     @property
     def has_8bit_kv(self) -> bool:
         return self.kv_8bit_dtype is not None
+
+    @property
+    def has_scaled_rows(self) -> bool:
+        return self.kv_8bit_dtype is scaled_rows.DTYPE
 
 
 class AppendTensors(NamedTuple):
@@ -138,13 +144,16 @@ class _Append(Program[AppendConfig]):
             to_k, to_v = (cache[(page, slot, head, None)] for cache in (x.k_cache, x.v_cache))
             k_descale = x.k_descale[seq, head] if const_expr(cfg.has_8bit_kv) else None
             v_descale = x.v_descale[seq, head] if const_expr(cfg.has_8bit_kv) else None
-            if const_expr(cfg.rotary is not None):
+            if const_expr(cfg.has_scaled_rows):
+                put_scaled_row(k, to_k, lane)
+            elif const_expr(cfg.rotary is not None):
                 rotate(
                     k, to_k, x.cos, x.sin, x.position(seq) + step, lane, cfg.interleaved, cfg.kv_8bit_dtype, k_descale
                 )
             else:
                 copy(k, to_k, lane, cfg.kv_8bit_dtype, k_descale)
-            copy(v, to_v, lane, cfg.kv_8bit_dtype, v_descale)
+            if const_expr(not cfg.has_scaled_rows):
+                copy(v, to_v, lane, cfg.kv_8bit_dtype, v_descale)
 
     def fake_args(self, cfg: AppendConfig) -> tuple:
         dtype, has_rotary = jit.dsl_dtype(cfg.dtype), cfg.rotary is not None
@@ -237,6 +246,29 @@ def put(to: cute.Tensor, column: Int32, value, dtype: torch.dtype | None, descal
     to[column] = code.to(Uint8)
 
 
+@cute.jit
+def put_scaled_row(k, to, lane):
+    """Whole warp: store a row of `scaled_rows`."""
+    each = scaled_rows.TILE // _WARP  # columns of a tile per lane
+    for tile in cutlass.range_constexpr(scaled_rows.LATENT // scaled_rows.TILE):
+        first = tile * scaled_rows.TILE + lane * each
+        values = [Float32(k[first + i]) for i in range(each)]
+        largest = Float32(0.0)
+        for value in values:
+            largest = cute.arch.fmax(largest, cute.arch.fmax(value, -value))
+        largest = cute.arch.warp_reduction_max(largest)
+        factor = cute.arch.fmax(largest / _LARGEST_E4M3, Float32(scaled_rows.SMALLEST_FACTOR))
+        for i in cutlass.range_constexpr(each):
+            put(to, first + i, values[i], torch.float8_e4m3fn, factor)
+        if lane < 4:
+            to[scaled_rows.FACTORS + 4 * tile + lane] = (bits(factor) >> (8 * lane)).to(Uint8)
+    for i in cutlass.range_constexpr(2 * scaled_rows.ROPE // _WARP):
+        byte = i * _WARP + lane
+        code = bits(Float32(k[scaled_rows.LATENT + byte // 2])) >> (16 + byte % 2 * 8)  # bfloat16: the upper half
+        to[scaled_rows.ROTATED + byte] = code.to(Uint8)
+
+
+_LARGEST_E4M3 = 448.0
 _TO_E4M3 = """{
 .reg .b16 pair;
 cvt.rn.satfinite.e4m3x2.f32 pair, {$r0}, {$r0};

@@ -19,20 +19,23 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...core.bytes import scaled, upconverted
 from ...core.constant import Constant
-from ...core.vec_io import load_vec_through_l2
-from ...fwd.device.key_rows import KeyRows
+from ...core.vec_io import as_float, load_vec, load_vec_through_l2
+from ...fwd.device.key_rows import KeyRows, copy_async
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ...pipeline.upconvert import COLUMNS, Upconversion
+from ...runtime import scaled_rows
 from ..fwd.load import load_q
-from .config import LatentContext
+from .config import HALVES, LatentContext
 from .load import part_cursors
 
 _VEC = 4  # 32-bit registers per load
 _THREADS = WARPS_PER_WARPGROUP * WARP
+_PANELS_OF_FACTOR = scaled_rows.TILE // COLUMNS
 
 
 @cute.jit
@@ -45,11 +48,10 @@ def convert(context: LatentContext):
         load_queries(context, work, q)
         blocks = ByteBlocks.of(context, work)
         blocks.start()
-        for i in cutlass.range(work.count // 2, unroll=1):
+        for i in cutlass.range((work.count + 1) // 2, unroll=1):
             even = blocks.convert(2 * i, 0, even)
-            odd = blocks.convert(2 * i + 1, 1, odd)
-        if work.count % 2 == 1:
-            even = blocks.convert(work.count - 1, 0, even)
+            if 2 * i + 1 < work.count:
+                odd = blocks.convert(2 * i + 1, 1, odd)
 
 
 @cute.jit
@@ -64,25 +66,28 @@ class Part(Constant):
     """Panels of the key blocks. first: the first panel. packed: registers of its bytes, which a part of the same size
     may share."""
 
-    x: cute.Tensor
     first: cutlass.Constexpr[int]
     upconversion: Upconversion
     packed: cute.Tensor
 
-    @staticmethod
-    def of(context: LatentContext, panels: range, packed: cute.Tensor) -> Part:
-        cfg = context.cfg
-        tile = Tile(cfg.tile_n, len(panels) * COLUMNS)
-        address = context.smem.address("K and P") + panels.start * tile.panel_bytes
-        upconversion = Upconversion(address, cfg.stage_bytes, tile, cfg.cache.dtype, cfg.v_dtype)
-        return Part(context.args.k, panels.start, upconversion, packed)
-
     def load(self, rows: Sequence[cute.Pointer], i: int) -> None:
         """Start to load this thread's i-th share of the part. rows: its rows of a block."""
         group, panel = self.upconversion.shares[i]
-        column = (self.first + panel) * COLUMNS + self.upconversion.column()
-        for j, word in enumerate(load_vec_through_l2(rows[group] + column)):
+        pointer = rows[group] + (self._column(panel) + self.upconversion.column())
+        for j, word in enumerate(load_vec_through_l2(pointer)):
             self.packed[_VEC * i + j] = word
+
+    def start_copy(self, stage: int, rows: Sequence[cute.Pointer]) -> None:
+        """Start to copy the part to a stage that is free, if it needs no conversion. rows: as of `load`."""
+
+    def words(self, i: int) -> list[Int32]:
+        """The loaded i-th share."""
+        return [self.packed[_VEC * i + j] for j in range(_VEC)]
+
+    def wide(self, i: int) -> list[Int32]:
+        """The loaded i-th share as eight words of 16-bit values."""
+        source, dtype = self.upconversion.source, self.upconversion.dtype
+        return [x for word in self.words(i) for x in upconverted(word, source, dtype)]
 
     def convert(self, stage: int, cursor: Cursor, following: Part, rows: Sequence[cute.Pointer]) -> Cursor:
         """Whole warpgroup: store the loaded part as that of a stage, and start to load its registers with the following
@@ -90,11 +95,83 @@ class Part(Constant):
         upconversion = self.upconversion
         bases = upconversion.store_bases(upconversion.first + stage * upconversion.step)
         for i, share in enumerate(upconversion.shares):
-            upconversion.store(bases, share, [self.packed[_VEC * i + j] for j in range(_VEC)])
+            upconversion.store_wide(bases, share, self.wide(i))
             following.load(rows, i)
             cute.arch.sync_warp()  # costs nothing; without it the compiler moves loads together, and spills
         cursor.arrive()
         return cursor.next()
+
+    def _column(self, panel: int) -> int:
+        """First column of one of the part's panels."""
+        return (self.first + panel) * COLUMNS
+
+
+@dataclass(frozen=True)
+class ScaledPart(Part):
+    """Part of the latents of `scaled_rows`. factors: registers, one for each row and tile of columns."""
+
+    factors: cute.Tensor
+
+    def load(self, rows: Sequence[cute.Pointer], i: int) -> None:
+        super().load(rows, i)
+        group, panel = self.upconversion.shares[i]
+        if panel % _PANELS_OF_FACTOR == _PANELS_OF_FACTOR - 1:  # the last that is multiplied by it
+            tile = self._column(panel) // scaled_rows.TILE
+            pointer = rows[group] + (scaled_rows.FACTORS + 4 * tile)
+            self.factors[self._factor(i)] = load_vec(pointer, 1)[0]
+
+    def wide(self, i: int) -> list[Int32]:
+        factor = as_float(self.factors[self._factor(i)])
+        return [x for word in self.words(i) for x in scaled(word, factor)]
+
+    def _factor(self, i: int) -> int:
+        group, panel = self.upconversion.shares[i]
+        return group * self.upconversion.tile.panels // _PANELS_OF_FACTOR + panel // _PANELS_OF_FACTOR
+
+
+@dataclass(frozen=True)
+class RotatedPart(Part):
+    """The rotated columns of `scaled_rows`, which have 16 bits: copied when their place is free, without registers."""
+
+    def load(self, rows: Sequence[cute.Pointer], i: int) -> None:
+        pass
+
+    def start_copy(self, stage: int, rows: Sequence[cute.Pointer]) -> None:
+        upconversion = self.upconversion
+        bases = upconversion.store_bases(upconversion.first + stage * upconversion.step)
+        for group, _ in upconversion.shares:
+            source = rows[group] + (scaled_rows.ROTATED + 2 * upconversion.column())
+            for half, base in enumerate(bases):
+                copy_async(source + half * 4 * _VEC, base + upconversion.offset((group, 0)), Int32(4 * _VEC))
+
+    def convert(self, stage: int, cursor: Cursor, following: Part, rows: Sequence[cute.Pointer]) -> Cursor:
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+        cursor.arrive()
+        return cursor.next()
+
+
+def parts_of(context: LatentContext) -> tuple[Part, ...]:
+    """The parts of the key blocks: left, right and, if there is one, the tail. The first two share registers."""
+    cfg = context.cfg
+    bounds = [range(first, stop) for first, stop in itertools.pairwise(cfg.part_bounds)]
+    shares = cfg.tile_n * COLUMNS // (4 * _VEC * _THREADS)  # of a panel and thread
+    registers: dict[tuple[type[Part], int], list[cute.Tensor]] = {}
+    parts = []
+    for i, panels in enumerate(bounds):
+        tile = Tile(cfg.tile_n, len(panels) * COLUMNS)
+        address = context.smem.address("K and P") + panels.start * tile.panel_bytes
+        upconversion = Upconversion(address, cfg.stage_bytes, tile, cfg.cache.dtype, cfg.v_dtype)
+        kind: type[Part] = Part
+        if cfg.cache.has_scaled_rows:
+            kind = ScaledPart if i < HALVES else RotatedPart
+        if (kind, len(panels)) not in registers:
+            registers[kind, len(panels)] = [cute.make_rmem_tensor(_VEC * shares * len(panels), Int32)]
+            if kind is ScaledPart:
+                factors = shares * len(panels) // _PANELS_OF_FACTOR
+                registers[kind, len(panels)].append(cute.make_rmem_tensor(factors, Int32))
+        parts.append(kind(panels.start, upconversion, *registers[kind, len(panels)]))
+    return tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -109,11 +186,7 @@ class ByteBlocks(Constant):
 
     @staticmethod
     def of(context: LatentContext, work: Work) -> ByteBlocks:
-        cfg = context.cfg
-        panels = [range(first, stop) for first, stop in itertools.pairwise(cfg.part_bounds)]
-        words = cfg.tile_n * COLUMNS // 4 // _THREADS  # of a panel
-        packed = {len(part): cute.make_rmem_tensor(len(part) * words, Int32) for part in panels}
-        parts = tuple(Part.of(context, part, packed[len(part)]) for part in panels)
+        parts = parts_of(context)
         upconversion = parts[0].upconversion
         rows = KeyRows.of(context, work, tuple(upconversion.row(group) for group in range(upconversion.groups)))
         return ByteBlocks(context, work, rows, parts)
@@ -143,7 +216,9 @@ class ByteBlocks(Constant):
         self.rows.load_pages(self.block(n + 1))
         cursors[0].wait()
         done = [left.convert(half, cursors[0], right, rows)]
-        rows = self.rows_of(n + 1)
         cursors[1].wait()
+        for part in tail:
+            part.start_copy(half, rows)
+        rows = self.rows_of(n + 1)
         done.append(right.convert(half, cursors[1], left, rows))
         return done + [part.convert(half, cursors[-1], part, rows) for part in tail]

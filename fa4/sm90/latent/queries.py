@@ -13,10 +13,9 @@ import functools
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass._mlir.dialects import llvm
 
 from ...core.fragment_coords import reduce_row
-from ...core.vec_io import bits, load_vec, pack_half, store_vec
+from ...core.vec_io import as_float, bits, load_vec, pack_half, store_vec
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp
 from .config import LatentContext
@@ -42,8 +41,8 @@ def scale_q(context: LatentContext, shared: RowPairs, half: int, warp: Int32) ->
     for r, (other, _) in enumerate(shared.load(1 - half, warp)):
         exponent = bits(cute.arch.fmax(maxima[r], other)) & (0xFF * _ONE)
         exponent = cutlass.max(cutlass.min(exponent, 254 * _ONE), 20 * _ONE)  # of infinity; its inverse is a float
-        scales.append(_float(exponent - _LARGEST * _ONE))
-        inverse = _float(254 * _ONE - bits(scales[r]))
+        scales.append(as_float(exponent - _LARGEST * _ONE))
+        inverse = as_float(254 * _ONE - bits(scales[r]))
         for panel in panels:
             pairs = [_floats(word) for word in loaded[r, panel]]
             halves = [pack_half(low * inverse, high * inverse, context.cfg.v_dtype) for low, high in pairs]
@@ -63,13 +62,9 @@ def _chunk(context: LatentContext, warp: Int32, r: int, panel: int, half: int) -
     return cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=_CHUNK)
 
 
-def _float(word: Int32) -> Float32:
-    return Float32(llvm.bitcast(Float32.mlir_type, word.ir_value()))
-
-
 def _floats(word: Int32) -> tuple[Float32, Float32]:
     """The two bfloat16 of a word."""
-    return _float(word << 16), _float(word & -0x10000)
+    return as_float(word << 16), as_float(word & -0x10000)
 
 
 def _max_pair(a: Int32, b: Int32) -> Int32:
