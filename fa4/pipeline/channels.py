@@ -137,12 +137,15 @@ class Channel:
     @property
     def is_relaxed(self) -> bool:
         """Whether fences order the payload, so that arrivals and waits across CTAs may be relaxed."""
-        return self.is_async_only or (self.is_pair and self.carries is Carries.TMEM)
+        return self.has_smem_fence or (self.is_pair and self.carries is Carries.TMEM)
 
     @property
-    def is_async_only(self) -> bool:
-        """Whether only copies (multicast) and products access the payload. A fence of shared memory is then enough; it
-        does not wait for the memory of the whole GPU."""
+    def has_smem_fence(self) -> bool:
+        """Whether a fence of shared memory orders the payload across CTAs: only copies and products access it
+        (multicast), or threads write it to the shared memory of their own CTA (pair). Unlike a release of the cluster,
+        this fence does not wait for the memory of the whole GPU, nor for loads in flight."""
+        if self.is_pair:
+            return self.carries is Carries.ASYNC_SMEM
         return self.sharing is ClusterSharing.MULTICAST and self.filled is By.TMA and self.freed is By.WGMMA
 
 

@@ -117,7 +117,9 @@ class End(Constant):
         channel = self.channel
         self._signals.before_arrival(channel.carries)
         if Carries.ASYNC_SMEM in channel.carries:
-            cute.arch.fence_proxy("async.shared", space="cta" if channel.ctas == 1 else "cluster")
+            # The fence of a cluster's shared memory would wait for the memory of the whole GPU.
+            is_own_memory = channel.ctas == 1 or channel.has_smem_fence
+            cute.arch.fence_proxy("async.shared", space="cta" if is_own_memory else "cluster")
         if channel.carries != Carries.TMEM:
             cute.arch.sync_warp()  # the elected lane's arrival releases the writes of every lane
         self._signal(barrier, is_release)
@@ -129,7 +131,7 @@ class End(Constant):
         is_shared = channel.sharing is ClusterSharing.MULTICAST and is_release
         targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
         with cute.arch.elect_one():
-            if channel.is_async_only:
+            if channel.has_smem_fence:
                 cute.arch.inline_ptx("fence.release.sync_restrict::shared::cta.cluster;")
             for rank in targets:
                 if channel.is_relaxed:
@@ -142,7 +144,7 @@ class End(Constant):
     def _wait(self, barrier: cute.Pointer, phase: Int32, by: By | Implied | None) -> None:
         if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
             wait_for_cluster(barrier, phase, "relaxed" if self.channel.is_relaxed else "acquire")
-            if self.channel.is_async_only:
+            if self.channel.has_smem_fence:
                 cute.arch.inline_ptx("fence.acquire.sync_restrict::shared::cluster.cluster;")
         else:
             cute.arch.mbarrier_wait(barrier, phase)
