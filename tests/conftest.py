@@ -55,6 +55,16 @@ def _poison_fresh_memory():
         yield
 
 
+@pytest.fixture(scope="session")
+def disassembler():
+    try:
+        from warpcheck.timing.sass.code import nvdisasm
+
+        nvdisasm()
+    except (ImportError, FileNotFoundError):
+        pytest.skip("reads machine code by nvdisasm, of the package nvidia-cuda-nvdisasm")
+
+
 @pytest.fixture
 def asked(monkeypatch, tmp_path) -> list[str]:
     """The entries of kernels that calls ask the disk for, none of which is there; what is launched does nothing."""

@@ -8,14 +8,12 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from warpcheck.host.modules import fatbins_in
-from warpcheck.timing.sass.code import nvdisasm
-
 from bench import static
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm90.fwd.plan import Sm90Forward
 from fa4.sm90.latent.plan import LatentForward
+from tests.machine_code import machine_code
 
 # (head_dim, head_dim_v, causal, rows): a row of tiles each. Each is compiled anew; the soak does the others.
 SHAPES = [
@@ -35,23 +33,6 @@ def forward_of(shape) -> Sm90Forward:
     head_dim, head_dim_v, causal, rows = shape
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 64, 64, 0.1, window_right=0 if causal else None)
     return Sm90Forward(spec, ProblemSize(4, rows, rows), chip_by_number(90))
-
-
-def machine_code(forward, directory) -> tuple[list[str], static.Kernel]:
-    exported, cubin = directory / "kernel.o", directory / "kernel.cubin"
-    forward.kernel.compile(forward.cfg, forward.chip).export_to_c(str(exported), "kernel")
-    (binary,) = fatbins_in(exported.read_bytes())
-    cubin.write_bytes(binary[binary.index(b"\x7fELF") :])
-    (kernel,) = static.kernels(cubin)
-    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", static.disassemble(cubin, "-c")), kernel
-
-
-@pytest.fixture(scope="module")
-def disassembler():
-    try:
-        nvdisasm()
-    except FileNotFoundError:
-        pytest.skip("reads machine code by nvdisasm, of the package nvidia-cuda-nvdisasm")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
