@@ -77,7 +77,11 @@ def test_rows_of_656_bytes(dtype, seed):
 
 
 WRONG = {
-    "sparse": (dict(indices=torch.zeros(2, 3, 4).int()), NotImplementedError, "indices is given, expected None: dense attention"),
+    "sparse": (
+        dict(indices=torch.zeros(2, 3, 4).int()),
+        NotImplementedError,
+        "indices is given, expected None: dense attention",
+    ),
     "8 bits": (dict(is_fp8_kvcache=True), ValueError, "k_cache has dtype torch.float32 .* and 656 columns to go with"),
     "sink": (dict(attn_sink=torch.zeros(4)), NotImplementedError, "attn_sink is given"),
     "metadata": (dict(tile_scheduler_metadata=torch.zeros(3)), TypeError, "are a Tensor and a NoneType, expected what"),

@@ -164,17 +164,16 @@ def _cache_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
         yield f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
 
 
-@_limit("pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192", Feature.PAGES)
+@_limit(
+    "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192 (of 8-bit numbers: up to 256)",
+    Feature.PAGES,
+)
 def _sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
     widest = max(spec.head_dim, spec.head_dim_v)
-    if spec.cache is not None and spec.cache.is_scattered and widest > 192:
+    if spec.cache is None or not spec.cache.is_scattered or (spec.cache.has_8bit_kv and widest > 256):
+        return
+    if widest > 192:
         yield f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)"
-
-
-@_limit("a cache of 8-bit numbers above head_dim 256", Feature.CACHE_8BIT)
-def _sm100_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.cache is not None and spec.cache.has_8bit_kv and max(spec.head_dim, spec.head_dim_v) > 256:
-        yield f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 256)"
 
 
 @_limit("a v that is not the memory of k's first columns, as in a cache of latents", Feature.HEAD_DIM_V)
@@ -232,7 +231,7 @@ _SM100 = replace(
     head_dims=HeadDims(multiple=8, largest=576),
     features=ALL_FEATURES - {Feature.SCALED_ROWS},
     module="fa4.sm100.plan",
-    limits=(*_LIMITS, _sm100_page_limits, _sm100_8bit_limits),
+    limits=(*_LIMITS, _sm100_page_limits),
 )
 
 _SM90_LATENT = replace(

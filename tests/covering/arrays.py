@@ -153,7 +153,7 @@ ARRAYS = {
         Array("caches-widest", _CACHES.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm90", "sm100")),
         # Hopper's latent forward loads a cache's rows once, as K and as V.
         Array("caches-latent", _CACHES.with_levels(**_LATENT), 2, backends=("sm90", "sm100")),
-        Array("caches-latent-8bit", _CACHES.with_levels(**_8BIT_LATENT), 2, backends=("sm90",)),
+        Array("caches-latent-8bit", _CACHES.with_levels(**_8BIT_LATENT), 2, backends=("sm90", "sm100")),
         # Rows of 656 bytes with functions, which the portable kernels take.
         Array("caches-rows", _CACHES.with_levels(**_LATENT_ROWS), 2, backends=("sm80",)),
         Array("calls-triples", _CALLS_IN_TORCH, 3),

@@ -196,17 +196,16 @@ CALLS = Model(
 )
 
 
-def _without_rows(head_dim: tuple[str, ...]) -> tuple[Exclusion, ...]:
+def _without_rows(**levels: str | tuple[str, ...]) -> tuple[Exclusion, ...]:
     """No pages whose rows TMA cannot load."""
     reason, pages = "no single rows of pages of so wide heads", ("1", "5", "16", "64", "128", "256")
     return (
-        _no(reason, head_dim=head_dim, pages=("1", "5")),
-        _no(reason, head_dim=head_dim, leftpad="yes", pages=pages),
+        _no(reason, **levels, pages=("1", "5")),
+        _no(reason, **levels, leftpad="yes", pages=pages),
     )
 
 
 _OWN_V = dict(head_dim_v=("same", "smaller"))  # latents come by the kernel of their own
-_NO_BYTES_OF_WIDEST = _no("no 8-bit numbers of so wide heads", head_dim=WIDEST, bits=("fp8", "int8"))
 _CACHE_SCORES = "alibi", "relative_bias", "bias", "bias_of_pairs", "nonlinear", "position_free"
 CACHES = Model(
     "caches",
@@ -256,13 +255,14 @@ CACHES = Model(
         "sm80": _CACHES_OF_ALL,
         "sm90": (
             *_CACHES_OF_ALL,
-            *(replace(one, levels=one.levels | _OWN_V) for one in (*_without_rows(WIDEST), _NO_BYTES_OF_WIDEST)),
+            *_without_rows(head_dim=WIDEST, **_OWN_V),
+            _no("no 8-bit numbers of so wide heads", head_dim=WIDEST, **_OWN_V, bits=("fp8", "int8")),
             _NO_576,
         ),
         "sm100": (
             *_CACHES_OF_ALL,
-            *_without_rows(("256", *WIDEST)),
-            _NO_BYTES_OF_WIDEST,
+            *_without_rows(head_dim="256"),
+            *_without_rows(head_dim=WIDEST, bits="16"),
         ),
     },
 )  # fmt: skip

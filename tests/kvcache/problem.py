@@ -258,6 +258,16 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
     )
 
 
+def build_beyond_float16(case: CacheCase, seed: int) -> Built:
+    """With dense bfloat16 queries of four heads of magnitude 2^60, 2^62, 1 and 0, beside each other in a tile."""
+    built = build(replace(case, softmax_scale=case.head_dim**-0.5 * 2.0**-60), seed)
+    factors = torch.tensor([2.0**60, 2.0**62, 1.0, 0.0]).bfloat16()[:, None]
+    q = built.problem.inputs.q * factors
+    built.problem = replace(built.problem, inputs=built.problem.inputs._replace(q=q))
+    built.arguments["q"] = q.view(built.arguments["q"].shape)
+    return built
+
+
 def _places(case: CacheCase, generator: torch.Generator, arguments: dict[str, Any]):
     """Where rows of sequences lie in the cache; adds page_table or cache_batch_idx, and the cache's shape."""
     spare = 3

@@ -12,6 +12,7 @@ from warpcheck.machine import SCHEDULES
 from fa4.emulator import emulate
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
+from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm100 import stages, tmem
@@ -22,10 +23,12 @@ from fa4.sm100.fwd.widest import kernel as forward
 from fa4.sm100.fwd.widest.plan import WidestForward
 from fa4.sm100.plan import Plan
 from tests.emulated import Kernels, bits, check_forward, check_gradients, given, judge_gradients
-from tests.kvcache.problem import CacheCase, build
+from tests.kvcache.problem import CacheCase, build, build_beyond_float16
+from tests.machine_code import machine_code
 from tests.poisoned import poison_unused
 from tests.widest import NAMED, PACKED
 
+E4M3, INT8 = torch.float8_e4m3fn, torch.int8
 KERNELS = Kernels("sm100", "sm_100a", Plan)
 CHIP, MANY = chip_by_number(100), ProblemSize(1, 4096, 4096)
 
@@ -69,7 +72,26 @@ CACHES = (
         "window", (90, 430), capacity=448, queries=(3, 7), heads_q=16, window_size=(250, 0), page_size=8, **LATENT
     ),
     CacheCase("own_values", (290, 40), capacity=512, heads_q=6, head_dim=512, head_dim_v=320, page_size=256),
-)
+    # 8-bit rows, which a warpgroup converts: rows of pages of any size. A tile has 128 rows of queries and heads.
+    CacheCase("bytes", (20, 300, 1), capacity=300, heads_q=16, fp8="both", **LATENT),
+    CacheCase("bytes_of_many_tiles", (65, 530), capacity=576, queries=20, heads_q=16, page_size=64, fp8="tensor",
+              sink=True, **LATENT),
+    CacheCase("bytes_of_many_heads", (300,), capacity=304, queries=3, heads_q=128, page_size=16, dtype=torch.float16,
+              fp8="tensor", **LATENT),
+    CacheCase("single_rows", (650, 70), capacity=660, leftpad=(9, 70), page_size=1, heads_q=8, fp8="tensor", int8=True,
+              **LATENT),
+    CacheCase("bytes_appended", (257, 0), capacity=300, queries=4, new=4, heads_q=16, page_size=5, fp8="tensor",
+              **LATENT),
+    CacheCase("bytes_no_rope", (90, 540), capacity=540, heads_q=5, softcap=5.0, head_dim=512, head_dim_v=512, in_k=True,
+              fp8="tensor"),
+    CacheCase("packed_bytes", (90, 430), capacity=448, queries=(30, 7), heads_q=16, window_size=(250, 0), page_size=8,
+              fp8="both", int8=True, **LATENT),
+    CacheCase("bytes_of_own_values", (290, 40), queries=70, capacity=512, heads_q=8, heads_kv=2, head_dim=320,
+              page_size=48, fp8="both"),
+    CacheCase("narrow_keys", (530,), capacity=530, heads_q=2, head_dim=64, head_dim_v=336, fp8="tensor", int8=True),
+    CacheCase("wide_values", (290, 130), capacity=300, leftpad=(3, 0), heads_q=4, heads_kv=2, head_dim=512,
+              head_dim_v=528, dtype=torch.float16, page_size=5, fp8="heads"),
+)  # fmt: skip
 
 
 @pytest.mark.rotates(7)
@@ -81,13 +103,60 @@ def test_cache(case, seed):
     built.assert_right(result, f"seed {seed}")
 
 
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_queries_beyond_float16_beside_8bit_rows(softcap, seed):
+    """Rows of Q get scales of their own."""
+    built = build_beyond_float16(CacheCase("far", (150,), heads_q=4, fp8="tensor", softcap=softcap, **LATENT), seed)
+    with emulate("sm_100a", sms=2, seed=seed):
+        result = built.call(backend="sm100")
+    built.assert_right(result, f"seed {seed}")
+
+
+@pytest.mark.parametrize("fp8", [None, "both"])
 @pytest.mark.parametrize("splits", [3, pytest.param(7, marks=pytest.mark.soak)])
-def test_parts_of_the_keys(splits, seed):
+def test_parts_of_the_keys(splits, fp8, seed):
     """More parts than one sequence has blocks."""
-    built = build(CacheCase("parts", (900, 31, 0), capacity=960, heads_q=16, page_size=64, sink=True, **LATENT), seed)
+    case = CacheCase("parts", (900, 31, 0), capacity=960, heads_q=16, page_size=64, sink=True, fp8=fp8, **LATENT)
+    built = build(case, seed)
     with emulate("sm_100a", sms=8, seed=seed, schedule="adversarial"):
         result = built.call(backend="sm100", num_splits=splits)
     built.assert_right(result, f"seed {seed}")
+
+
+def test_converted_stages_are_handed_over_without_waiting_for_loads(seed):
+    """An arrival with release.cluster and fence.proxy.async.shared::cluster compile to MEMBAR.ALL.GPU, which would wait
+    for the loads in flight. P has both, in each of the softmax's three loops; stages have neither."""
+    built = build(CacheCase("bytes", (300,), capacity=300, heads_q=16, fp8="tensor", **LATENT), seed)
+    with emulate("sm_100a", sms=2, timing=True) as gpu:
+        built.call(backend="sm100", num_splits=1)
+    opcodes = [instruction.opcode for instruction in gpu.launches[-1].record.kernel.instructions]
+    stages = 9 + 8  # of K and V
+    assert sum("mbarrier.arrive.relaxed.cluster" in opcode for opcode in opcodes) >= 2 * stages
+    for slow in ("mbarrier.arrive.release.cluster", "fence.proxy.async.shared::cluster"):
+        assert sum(slow in opcode for opcode in opcodes) <= 3, slow
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(cache=CacheSpec(page_size=64, dtype=E4M3)),
+        dict(cache=CacheSpec(page_size=5, has_leftpad=True, dtype=INT8)),
+        dict(cache=CacheSpec(dtype=INT8), dtype=torch.float16, head_dim=512),
+        dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=INT8), head_dim=272, head_dim_v=272, heads_kv=16),
+        dict(cache=CacheSpec(page_size=5, dtype=E4M3), head_dim=576, head_dim_v=576, varlen=True, heads_kv=16),
+        dict(cache=CacheSpec(page_size=64, dtype=E4M3), head_dim=64, head_dim_v=336, num_splits=1, heads_kv=16),
+    ],
+    ids=str,
+)
+def test_converting_spills_nothing(changes, tmp_path, disassembler):
+    """Softmax may spill around its loops."""
+    spec = AttentionSpec(torch.bfloat16, 576, 512, 128, 1, 0.1, window_right=0, has_seqused_k=True)
+    planned = WidestForward(replace(spec, **changes), ProblemSize(4, 1, 1 << 15), CHIP)
+    code, _ = machine_code(planned, tmp_path)
+    (begin, end) = (i for i, line in enumerate(code) if "USETMAXREG" in line and " 0xf0 " not in f"{line} ")
+    assert end - begin > 1000
+    assert not [line for line in code[begin:end] if "STL" in line or "LDL" in line]
 
 
 def test_every_head_dim_fits_the_chip():
@@ -105,6 +174,13 @@ def test_every_head_dim_fits_the_chip():
             for kernel, part, in_ring in made:
                 assert kernel.smem_map(part, kernel.channels(part)).nbytes <= CHIP.smem_per_block, (d, dv, part)
                 assert kernel.tmem_map(part).end <= tmem.COLUMNS and in_ring >= 3, (d, dv, part)
+
+
+def test_other_bytes_are_left_to_others():
+    spec = AttentionSpec(torch.bfloat16, 576, 512, 128, 1, 0.1, cache=CacheSpec(page_size=64, dtype=torch.uint8))
+    (backend,) = (row for row in dispatch.BACKENDS if row.name == "sm100")
+    (reason,) = backend.refusals(spec, CHIP)
+    assert "uint8" in reason and not backend.refusals(replace(spec, cache=CacheSpec(page_size=1, dtype=INT8)), CHIP)
 
 
 def test_columns_of_products():

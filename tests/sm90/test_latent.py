@@ -16,7 +16,7 @@ from fa4.emulator import emulate
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
-from tests.kvcache.problem import CacheCase, build
+from tests.kvcache.problem import CacheCase, build, build_beyond_float16
 
 # Blocks have 64 keys; the even ones are one warpgroup's. All rows of a sequence's queries and heads fill tiles of 64.
 LATENT = dict(head_dim=576, head_dim_v=512, in_k=True)
@@ -94,15 +94,10 @@ def test_maxima_that_grow_from_block_to_block(seed):
 
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_queries_beyond_float16_beside_8bit_rows(softcap, seed):
-    """Rows of Q get scales of their own: heads of magnitude 2^60, 1 and 0, beside each other in a tile."""
-    scale = 576**-0.5 * 2.0**-60
-    case = CacheCase("far", (150,), heads_q=4, fp8="tensor", softmax_scale=scale, softcap=softcap, **LATENT)
-    built = build(case, seed)
-    factors = torch.tensor([2.0**60, 2.0**62, 1.0, 0.0]).bfloat16()[:, None]
-    q = built.problem.inputs.q * factors
-    built.problem = dataclasses.replace(built.problem, inputs=built.problem.inputs._replace(q=q))
+    """Rows of Q get scales of their own."""
+    built = build_beyond_float16(CacheCase("far", (150,), heads_q=4, fp8="tensor", softcap=softcap, **LATENT), seed)
     with emulate("sm_90a", sms=2, seed=seed):
-        result = built.call(backend="sm90", q=q.view(built.arguments["q"].shape))
+        result = built.call(backend="sm90")
     built.assert_right(result, f"seed {seed}")
 
 
@@ -128,9 +123,9 @@ SPEC = AttentionSpec(
         (dict(head_dim_v=256), "sm90", "sm100"),
         (dict(cache=CacheSpec(page_size=1)), "sm80", "sm80"),
         (dict(cache=CacheSpec(page_size=64, has_leftpad=True)), "sm80", "sm80"),
-        (dict(cache=CacheSpec(page_size=64, dtype=torch.int8)), "sm90", "sm80"),
-        (dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=torch.float8_e4m3fn)), "sm90", "sm80"),
-        (dict(cache=CacheSpec(dtype=torch.float8_e4m3fn), head_dim_v=256), "sm80", "sm80"),
+        (dict(cache=CacheSpec(page_size=64, dtype=torch.int8)), "sm90", "sm100"),
+        (dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=torch.float8_e4m3fn)), "sm90", "sm100"),
+        (dict(cache=CacheSpec(dtype=torch.float8_e4m3fn), head_dim_v=256), "sm80", "sm100"),
         (dict(cache=None), "sm90", "sm100"),
     ],
     ids=str,

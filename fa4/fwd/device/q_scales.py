@@ -41,7 +41,6 @@ def scaled(words: Iterable[Int32], inverse: Float32, dtype: type[cutlass.Numeric
     return [pack_half(low * inverse, high * inverse, dtype) for low, high in pairs]
 
 
-
 def _floats(word: Int32) -> tuple[Float32, Float32]:
     """The two bfloat16 of a word."""
     return as_float(word << 16), as_float(word & -0x10000)

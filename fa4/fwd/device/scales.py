@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from ..launch import ForwardContext
+from ..variant import ForwardVariant
 from .work import Work
 
 
@@ -30,6 +31,12 @@ class Scales(NamedTuple):
         if cfg.has_softcap or cfg.has_score_mod:
             return Scales(log2, over_cap * k_descale, v_descale)
         return Scales(log2 * k_descale, over_cap, v_descale)
+
+    def of_row(self, cfg: ForwardVariant, q_scale: Float32) -> Scales:
+        """Return those of a row of Q that has been divided by a scale."""
+        if cfg.has_softcap or cfg.has_score_mod:
+            return self._replace(over_cap=self.over_cap * q_scale)
+        return self._replace(log2=nonzero_descale(self.log2 * q_scale))
 
 
 def nonzero_descale(descale: Float32) -> Float32:

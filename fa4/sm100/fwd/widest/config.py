@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....fwd.launch import ForwardContext
-from ....fwd.variant import ForwardVariant, OutStore
+from ....fwd.variant import ForwardVariant, KvLoad, OutStore
 from ....pipeline.smem import Tile
 from ... import tmem
 from ...stages import CTA_ROWS, PAIR, STAGE_BYTES, d_columns
@@ -36,6 +36,19 @@ class WidestConfig(ForwardVariant):
         return self.tile_n // PAIR
 
     @property
+    def kv_load(self) -> KvLoad:
+        return KvLoad.FETCH if self.has_8bit_kv else KvLoad.TMA
+
+    @property
+    def scales_q(self) -> bool:
+        """True if Q gets another dtype than that of the call: that of K and V, see `queries`."""
+        return self.dtype is not self.v_dtype
+
+    @property
+    def tma_ctas(self) -> int:
+        return 1 if self.scales_q else PAIR  # TMA loads Q alone, for the CTA's own softmax
+
+    @property
     def q_tile(self) -> Tile:
         return Tile(CTA_ROWS, self.head_dim, slots=self.q_slots)
 
@@ -50,7 +63,7 @@ class WidestConfig(ForwardVariant):
         return Tile(CTA_ROWS, self.head_dim_v, pieces=self._pieces(CTA_ROWS))
 
     def _pieces(self, keys: int) -> int:
-        return 1 if self.cache is None else self.cache.pieces(keys)
+        return 1 if self.cache is None or self.has_8bit_kv else self.cache.pieces(keys)
 
     @property
     def p_tile(self) -> Tile:

@@ -8,6 +8,7 @@ The next S is computed during the softmax of this one. P goes through shared mem
 in both halves of the lanes. The softmax warps also rescale O and store it: the time of S hides that.
 
 K and V come in stages of equal size, as products read them: a part of the columns of K, or some keys and columns of V.
+8-bit rows become float16 stages on the way into shared memory; Q becomes float16, too.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from ... import tmem
 from ...signals import SIGNALS
 from ...stages import PAIR, STAGE_BYTES
 from .config import S_STAGES, WidestConfig, WidestContext
+from .convert import convert
 from .load import load
 from .mma import mma
 from .softmax import softmax
 
-ROLES = RoleTable(
-    (
-        Role("softmax", warps=(0, 4), regs=240, body=softmax),
-        Role("mma", warps=(4, 5), regs=80, body=mma),
-        Role("load", warps=(5, 6), regs=80, body=load),
-    )
-)
+
+def roles(cfg: WidestConfig) -> RoleTable:
+    """Roles; a warpgroup converts 8-bit rows."""
+    warpgroups = [Role("softmax", warps=(0, 4), regs=240, body=softmax)]
+    if cfg.has_8bit_kv:
+        warpgroups.append(Role("convert", warps=(4, 8), regs=208, body=convert))
+    first, regs = warpgroups[-1].warps[1], 56 if cfg.has_8bit_kv else 80
+    mma_role = Role("mma", warps=(first, first + 1), regs=regs, body=mma)
+    return RoleTable((*warpgroups, mma_role, Role("load", warps=(first + 1, first + 2), regs=regs, body=load)))
 
 
 def tmem_map(cfg: WidestConfig) -> tmem.TmemMap:
@@ -45,15 +49,22 @@ def channels(cfg: WidestConfig) -> ChannelTable:
         return Channel(name, producer, consumer, filled, freed, stages, carries, PAIR, ClusterSharing.PAIR)
 
     smem, both = Carries.ASYNC_SMEM, Carries.ASYNC_SMEM | Carries.TMEM
+    loader, filled = ("convert", By.WARP) if cfg.has_8bit_kv else ("load", By.TMA)
     # Implied: a P is full when softmax has read its S, and S of the block after next follows the product with it.
+    q: tuple[Channel, ...] = (shared("load_mma_Q", "load", "mma", By.TMA, ONCE, 1, smem),)
+    if cfg.scales_q:
+        q = (
+            Channel("load_softmax_Q", "load", "softmax", By.TMA, ONCE, 1, smem),
+            shared("softmax_mma_Q", "softmax", "mma", By.WARP, ONCE, 1, smem),
+        )
     rows = (
-        shared("load_mma_Q", "load", "mma", By.TMA, ONCE, 1, smem),
-        shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, smem),
+        *q,
+        shared(f"{loader}_mma_KV", loader, "mma", filled, By.UMMA, cfg.kv_stages, smem),
         shared("mma_softmax_S", "mma", "softmax", By.UMMA, Implied("softmax_mma_P"), S_STAGES, Carries.TMEM),
         # Full means also: O is rescaled. Free means also: O has the product with this P.
         shared("softmax_mma_P", "softmax", "mma", By.WARP, By.UMMA, 1, both),
     )
-    return ChannelTable(rows, ROLES, SIGNALS)
+    return ChannelTable(rows, roles(cfg), SIGNALS)
 
 
 def smem_map(cfg: WidestConfig, table: ChannelTable) -> SmemMap:
@@ -68,7 +79,7 @@ def smem_map(cfg: WidestConfig, table: ChannelTable) -> SmemMap:
 
 
 def context(args: ForwardKernelArguments, cfg: WidestConfig, table: ChannelTable, smem: SmemMap) -> WidestContext:
-    memory = tmem.TensorMemory(ROLES["mma"].warps[0], PAIR)
+    memory = tmem.TensorMemory(table.roles["mma"].warps[0], PAIR)
     return WidestContext(args, cfg, table, smem, memory, PAIR, tmem_map(cfg))
 
 

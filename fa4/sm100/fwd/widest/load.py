@@ -1,18 +1,20 @@
-"""Load role, one warp: loads Q, K and V by TMA. Each CTA of the pair loads half of K's rows and half of V's columns.
+"""Load role, one warp: loads Q, K and V by TMA, or Q alone. Each CTA of the pair loads half of K's rows and half of V's
+columns.
 
 Waits:   load_mma_KV.free
-Signals: load_mma_Q.full, load_mma_KV.full, in the order in which the products read the stages: K of a block, then V of
-         the previous one
+Signals: load_mma_Q.full (or load_softmax_Q.full), load_mma_KV.full, in the order in which the products read the stages:
+         K of a block, then V of the previous one
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ....core.sequence import clamp_tile, sequence_matrix
 from ....fwd.device.work import Work
+from ....fwd.variant import KvLoad
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import tma_load
 from ...stages import CTA_ROWS, PAIR, Pieces, load_by_panels, load_by_rows
@@ -24,15 +26,21 @@ from .work import work_of_pair
 @cute.jit
 def load(context: WidestContext):
     ends = context.ends("load")
-    kv = produce(ends.load_mma_KV)
     work = work_of_pair(context)
     if work.count > 0:
-        load_q(context, work, produce(ends.load_mma_Q))
-        kv = load_k(context, work, Int32(0), kv)
-        for i in cutlass.range(1, work.count, unroll=1):
-            kv = load_k(context, work, i, kv)
-            kv = load_v(context, work, i - 1, kv)
-        load_v(context, work, work.count - 1, kv)
+        load_q(context, work, produce(ends.load_softmax_Q if const_expr(context.cfg.scales_q) else ends.load_mma_Q))
+        if const_expr(context.cfg.kv_load is KvLoad.TMA):
+            load_blocks(context, work, produce(ends.load_mma_KV))
+
+
+@cute.jit
+def load_blocks(context: WidestContext, work: Work, kv: Cursor):
+    """Load all key blocks."""
+    kv = load_k(context, work, Int32(0), kv)
+    for i in cutlass.range(1, work.count, unroll=1):
+        kv = load_k(context, work, i, kv)
+        kv = load_v(context, work, i - 1, kv)
+    load_v(context, work, work.count - 1, kv)
 
 
 def load_q(context: WidestContext, work: Work, cursor: Cursor) -> None:

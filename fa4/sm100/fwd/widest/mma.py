@@ -2,15 +2,15 @@
 
 S of the next key block precedes O += P V of this one, so it is there when softmax is.
 
-Waits:   load_mma_Q.full, load_mma_KV.full, softmax_mma_P.full
-Signals: mma_softmax_S.full, load_mma_KV.free, softmax_mma_P.free
+Waits:   load_mma_Q.full (or softmax_mma_Q.full), load_mma_KV.full (or convert_mma_KV.full), softmax_mma_P.full
+Signals: mma_softmax_S.full, load_mma_KV.free (or convert_mma_KV.free), softmax_mma_P.free
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, const_expr
 
 from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.ends import LEADER, Ends
@@ -30,8 +30,9 @@ def mma(context: WidestContext):
 @cute.jit
 def issue(context: WidestContext, ends: cutlass.Constexpr[Ends], count: Int32):
     base = tmem.base(context.smem)
-    kv, s, p = consume(ends.load_mma_KV), produce(ends.mma_softmax_S), consume(ends.softmax_mma_P)
-    consume(ends.load_mma_Q).wait()
+    kv = consume(ends.convert_mma_KV if const_expr(context.cfg.has_8bit_kv) else ends.load_mma_KV)
+    s, p = produce(ends.mma_softmax_S), consume(ends.softmax_mma_P)
+    consume(ends.softmax_mma_Q if const_expr(context.cfg.scales_q) else ends.load_mma_Q).wait()
     kv = issue_s(context, base, kv, s)
     s = s.next()
     for i in cutlass.range(count, unroll=1):
@@ -50,7 +51,7 @@ def issue_s(context: WidestContext, base: Int32, kv: Cursor, s: Cursor) -> Curso
     cfg, smem = context.cfg, context.smem
     d = base + context.tmem.S + s.stage * cfg.keys
     return issue_by_panels(
-        cfg.dtype, d, cfg.q_tile, smem.address("Q"), cfg.k_tile, smem.address("KV"), kv, s.commit
+        cfg.v_dtype, d, cfg.q_tile, smem.address("Q"), cfg.k_tile, smem.address("KV"), kv, s.commit
     )  # fmt: skip
 
 
@@ -58,4 +59,4 @@ def issue_o(context: WidestContext, base: Int32, kv: Cursor, accumulate: Boolean
     """O += P V of a key block. Returns the cursor after its V."""
     cfg, smem = context.cfg, context.smem
     d, ring = base + context.tmem.O, smem.address("KV")
-    return issue_by_rows(cfg.dtype, d, cfg.p_tile, smem.address("P"), cfg.head_dim_v, ring, kv, accumulate)
+    return issue_by_rows(cfg.v_dtype, d, cfg.p_tile, smem.address("P"), cfg.head_dim_v, ring, kv, accumulate)

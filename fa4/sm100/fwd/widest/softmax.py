@@ -3,13 +3,16 @@
 A row has two threads, with half of the keys of a block and half of the columns of each part of O. They exchange row
 maxima in each block, and row sums at the end.
 
-Waits:   mma_softmax_S.full, softmax_mma_P.free
-Signals: softmax_mma_P.full
+Beside 8-bit rows it first scales bfloat16 queries.
+
+Waits:   mma_softmax_S.full, softmax_mma_P.free; load_softmax_Q.full
+Signals: softmax_mma_P.full; softmax_mma_Q.full
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
@@ -23,7 +26,7 @@ from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.smem import store_row
 from ... import tmem
 from ...exp2 import exp2_mufu
-from ...stages import CTA_ROWS, column_parts
+from ...stages import column_parts
 from ..correction import COLUMNS, normalised, rescale
 from ..softmax import (
     LOAD_COLUMNS,
@@ -36,6 +39,7 @@ from ..softmax import (
     row_maximum,
 )
 from .config import S_STAGES, WidestContext
+from .queries import half_of_warp, of_other_half, row_of_thread, scale_q
 from .work import first_row, work_of_pair
 
 
@@ -47,16 +51,22 @@ def softmax(context: WidestContext):
     query = query_of(cfg, row)
     p = produce(ends.softmax_mma_P)
     state = -Float32.inf, Float32(0.0), -Float32.inf, p
+    scales = Scales.of(context, work)
     if work.count > 0:
+        if const_expr(cfg.scales_q):
+            scales = scales.of_row(cfg, scale_q(context, ends))
         row_keys = RowKeys.of(context, work, row, query, half_of_warp() * cfg.keys, cfg.keys)
+        row_keys = replace(row_keys, scales=scales)
         step = functools.partial(softmax_step, context)
         state, _ = over_blocks(context, work, row_keys, state, consume(ends.mma_softmax_S), step)
     row_max_scaled, total, row_max, p = state
     total = total + of_other_half(context, Int32(S_STAGES), total)
-    p_max = exp2_mufu(row_max * Scales.of(context, work).log2 - row_max_scaled)
+    p_max = exp2_mufu(row_max * scales.log2 - row_max_scaled)
     norm, lse = normalise(context, work, row, query, row_max_scaled, total, p_max)
     if const_expr(cfg.has_dropout):
         norm = norm * context.args.mods.dropout.scale
+    if const_expr(cfg.has_8bit_kv):
+        norm = norm * scales.v_descale
     if is_written(cfg, work, row) & (half_of_warp() == 0):
         result(context, "lse", work)[row_coord_of(cfg, row), 0] = lse
     if work.count > 0:
@@ -64,25 +74,6 @@ def softmax(context: WidestContext):
         out_to_global(context, work, row, norm)
     elif const_expr(not cfg.split):  # combine ignores parts without keys
         zeros_to_global(context, work, row)
-
-
-def row_of_thread() -> Int32:
-    """Row of this thread among those of the CTA."""
-    return Int32(cute.arch.thread_idx()[0]) % CTA_ROWS
-
-
-def half_of_warp() -> Int32:
-    """Which half of the columns of S and of each part of O a warp has."""
-    return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 2
-
-
-def of_other_half(context: WidestContext, stage: Int32, x: Float32) -> Float32:
-    """The value of the thread with the other half of this row. stage: another one at the next call."""
-    values = cute.make_tensor(context.smem.pointer("halves", Float32), cute.make_layout((tmem.LANES, S_STAGES + 1)))
-    thread = cute.arch.thread_idx()[0]
-    values[thread, stage] = x
-    cute.arch.barrier(barrier_id=context.halves_exchanged, number_of_threads=tmem.LANES)
-    return values[thread ^ CTA_ROWS, stage]
 
 
 def softmax_step(
@@ -109,7 +100,7 @@ def softmax_step(
     minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
     packed, pairs = [], []
     for pair in range(cfg.keys // 2):
-        p, rounded = block.weights(s, pair, minus_offset, 0, cfg.dtype)
+        p, rounded = block.weights(s, pair, minus_offset, 0, cfg.v_dtype)
         pairs.append(p)
         packed.append(rounded)
     p_cursor.wait()  # O has the product with the P before
