@@ -254,7 +254,7 @@ def judge_by_draws(
     usual = [0.0] * len(results)
     verdict = judgements(usual)
     # Draws only raise the limits: a result that is right with few draws is right with all. Draws are expensive.
-    for draw_index, (other, is_same) in enumerate(_in_turn(roundings, others)):
+    for draw_index, (other, is_same) in enumerate(_alternating(roundings, others)):
         is_hopeless = draw_index >= _ENOUGH_DRAWS and not all(j.error <= _HOPELESS * j.allowed for j in verdict)
         if all(j.right for j in verdict) or is_hopeless or not all(isfinite(j.error) for j in verdict):
             break
@@ -268,8 +268,8 @@ def judge_by_draws(
     return verdict
 
 
-def _in_turn(roundings: Iterable[Any], others: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Yield one of each in turn, with whether it is of `roundings`."""
+def _alternating(roundings: Iterable[Any], others: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yield from both alternately, with whether it is of `roundings`."""
     for pair in zip_longest(((x, True) for x in roundings), ((x, False) for x in others)):
         yield from (x for x in pair if x is not None)
 

@@ -244,9 +244,10 @@ AREAS = (
     ),
     Area(
         "cache",
-        ("fa4/kvcache/*",),
+        ("fa4/kvcache/*", "fa4/runtime/scaled_rows.py"),
         (
             "tests/kvcache/test_calls.py",
+            "tests/kvcache/test_scaled_rows.py",
             "tests/kvcache/test_api.py",
             "tests/kvcache/test_torch.py",
             "tests/test_latent.py",
