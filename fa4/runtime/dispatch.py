@@ -229,7 +229,6 @@ _SM100 = replace(
     chips="sm_100 or sm_103",
     on=lambda chip: chip.number in (100, 103),
     head_dims=HeadDims(multiple=8, largest=576),
-    features=ALL_FEATURES - {Feature.SCALED_ROWS},
     module="fa4.sm100.plan",
     limits=(*_LIMITS, _sm100_page_limits),
 )

@@ -130,8 +130,6 @@ def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
     if backend == "sm80":
         return True
-    if backend == "sm100" and case.fp8 == "rows":
-        return False
     is_scattered = case.page_size is not None and (case.page_size % 8 > 0 or case.leftpad is not None)
     return not (backend == "sm100" and is_scattered and case.head_dim > 192)
 

@@ -12,7 +12,6 @@ from warpcheck.machine import SCHEDULES
 from fa4.emulator import emulate
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
-from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm100 import stages, tmem
@@ -86,6 +85,10 @@ CACHES = (
               fp8="tensor"),
     CacheCase("packed_bytes", (90, 430), capacity=448, queries=(30, 7), heads_q=16, window_size=(250, 0), page_size=8,
               fp8="both", int8=True, **LATENT),
+    CacheCase("rows_of_656_bytes", (65, 530), capacity=576, queries=20, heads_q=16, page_size=64, fp8="rows", sink=True,
+              **LATENT),
+    CacheCase("such_rows_appended", (257, 0), capacity=300, queries=4, new=4, heads_q=16, page_size=5, fp8="rows",
+              **LATENT),
     CacheCase("bytes_of_own_values", (290, 40), queries=70, capacity=512, heads_q=8, heads_kv=2, head_dim=320,
               page_size=48, fp8="both"),
     CacheCase("narrow_keys", (530,), capacity=530, heads_q=2, head_dim=64, head_dim_v=336, fp8="tensor", int8=True),
@@ -142,6 +145,8 @@ def test_converted_stages_are_handed_over_without_waiting_for_loads(seed):
     [
         dict(cache=CacheSpec(page_size=64, dtype=E4M3)),
         dict(cache=CacheSpec(page_size=5, has_leftpad=True, dtype=INT8)),
+        dict(cache=CacheSpec(page_size=64, dtype=torch.uint8), v_in_k=True),
+        dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=torch.uint8), v_in_k=True),
         dict(cache=CacheSpec(dtype=INT8), dtype=torch.float16, head_dim=512),
         dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=INT8), head_dim=272, head_dim_v=272, heads_kv=16),
         dict(cache=CacheSpec(page_size=5, dtype=E4M3), head_dim=576, head_dim_v=576, varlen=True, heads_kv=16),
@@ -174,13 +179,6 @@ def test_every_head_dim_fits_the_chip():
             for kernel, part, in_ring in made:
                 assert kernel.smem_map(part, kernel.channels(part)).nbytes <= CHIP.smem_per_block, (d, dv, part)
                 assert kernel.tmem_map(part).end <= tmem.COLUMNS and in_ring >= 3, (d, dv, part)
-
-
-def test_other_bytes_are_left_to_others():
-    spec = AttentionSpec(torch.bfloat16, 576, 512, 128, 1, 0.1, cache=CacheSpec(page_size=64, dtype=torch.uint8))
-    (backend,) = (row for row in dispatch.BACKENDS if row.name == "sm100")
-    (reason,) = backend.refusals(spec, CHIP)
-    assert "uint8" in reason and not backend.refusals(replace(spec, cache=CacheSpec(page_size=1, dtype=INT8)), CHIP)
 
 
 def test_columns_of_products():

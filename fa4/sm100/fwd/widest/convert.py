@@ -1,5 +1,5 @@
 """Convert role of 8-bit rows, one warpgroup: loads rows of K and V into registers and stores them, converted to
-float16, as stages of the ring. Each CTA of the pair has half of K's rows and half of V's columns.
+16 bits, as stages of the ring. Each CTA of the pair has half of K's rows and half of V's columns.
 
 Waits:   convert_mma_KV.free
 Signals: convert_mma_KV.full, in the order in which the products read the stages: K of a block, then V of the previous
@@ -13,19 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
+from ....core.bytes import scaled
 from ....core.constant import Constant
-from ....core.vec_io import load_vec_through_l2
+from ....core.vec_io import as_float, load_vec, load_vec_through_l2
 from ....fwd.device.key_rows import KeyRows
 from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import Tile
 from ....pipeline.upconvert import COLUMNS, Upconversion
+from ....runtime import scaled_rows
 from ...stages import CTA_ROWS, PAIR, STAGE_BYTES, column_parts, panels_of_stages
 from ..work import key_block
 from .config import WidestContext
@@ -34,6 +37,7 @@ from .work import work_of_pair
 _VEC = 4  # 32-bit registers of a share
 _ROWS = 8 * WARPS_PER_WARPGROUP  # of a group
 _MOST_SLOTS = 22  # shares in the registers of a thread
+_MOST_SCALED_SLOTS = 9  # with factors, whose products take more registers
 
 
 @cute.jit
@@ -54,8 +58,10 @@ class Share(Constant):
 
     stage: conversion of the stage. place: see `Upconversion.shares`. group: of this thread's rows in a block, the
     number of the share's. column: first column of the thread in the row. ends: whether the share is the first and the
-    last one of its stage.
+    last one of its stage. has_factor: of `scaled_rows`.
     """
+
+    has_factor: ClassVar[bool] = False
 
     stage: Upconversion
     place: tuple[int, int]
@@ -67,13 +73,48 @@ class Share(Constant):
     def of_stage(stage: Upconversion, group: int, panel: Int32 | int, columns: int, is_padded: bool) -> list[Share]:
         """Return the shares of a stage. group: of its first rows in a block. panel: its first one in a row of `columns`
         columns. is_padded: there may be panels or parts of one outside the row; valid columns replace them."""
-        shares = []
+        shares: list[Share] = []
         for place in stage.shares:
             column = (panel + place[1]) * COLUMNS + stage.column()
             column = cutlass.min(column, columns - 4 * _VEC) if is_padded else column
-            ends = place == stage.shares[0], place == stage.shares[-1]
-            shares.append(Share(stage, place, group + place[0], column, ends))
+            is_first, is_last = place == stage.shares[0], place == stage.shares[-1]
+            share = stage, place, group + place[0], column
+            if stage.source is not scaled_rows.DTYPE:
+                shares.append(Share(*share, (is_first, is_last)))
+            elif isinstance(panel, int) and (panel + place[1]) * COLUMNS >= scaled_rows.LATENT:
+                shares += [RotatedShare(*share, (is_first and i == 0, is_last and i == 1), i) for i in range(2)]
+            else:
+                shares.append(ScaledShare(*share, (is_first, is_last)))
         return shares
+
+    def source(self, row: cute.Pointer) -> cute.Pointer:
+        return row + self.column
+
+    def store(self, bases: list[Int32], words: list[Int32], factor: Float32 | None) -> None:
+        self.stage.store(bases, self.place, words)
+
+
+@dataclass(frozen=True)
+class ScaledShare(Share):
+    """The same with a factor in the row."""
+
+    has_factor: ClassVar[bool] = True
+
+    def store(self, bases: list[Int32], words: list[Int32], factor: Float32 | None) -> None:
+        self.stage.store_wide(bases, self.place, [x for word in words for x in scaled(word, factor)])
+
+
+@dataclass(frozen=True)
+class RotatedShare(Share):
+    """Rotated columns of `scaled_rows`, which have 16 bits: a half of the thread's columns."""
+
+    half: int
+
+    def source(self, row: cute.Pointer) -> cute.Pointer:
+        return row + (scaled_rows.ROTATED + 2 * (self.column - scaled_rows.LATENT) + self.half * 4 * _VEC)
+
+    def store(self, bases: list[Int32], words: list[Int32], factor: Float32 | None) -> None:
+        self.stage.store_wide([bases[self.half]], self.place, words)
 
 
 @dataclass(frozen=True)
@@ -108,7 +149,8 @@ class ByteOperand(Constant):
                 group, panel = first_row // _ROWS, first_panel + rank * stage.tile.panels
                 shares += Share.of_stage(stage, group, panel, cfg.head_dim_v, sum(parts) > cfg.head_dim_v)
                 first_panel += PAIR * stage.tile.panels
-        return ByteOperand(context.args.v, _rows(context, work, 0, cfg.tile_n), tuple(shares))
+        x = context.args.k if cfg.cache.has_scaled_rows else context.args.v
+        return ByteOperand(x, _rows(context, work, 0, cfg.tile_n), tuple(shares))
 
 
 def _stage(context: WidestContext, tile: Tile) -> Upconversion:
@@ -127,7 +169,7 @@ class ByteBlocks(Constant):
     """Key blocks of a work tile. An iteration stores K of a block, then V of the one before it.
 
     packed: registers of `slots` shares. The n-th share of an iteration has the slot n modulo `slots`, a divisor of the
-    number of shares, so a share has the same registers in each iteration.
+    number of shares, so a share has the same registers in each iteration. factors: one for each slot.
     """
 
     context: WidestContext
@@ -136,13 +178,16 @@ class ByteBlocks(Constant):
     v: ByteOperand
     slots: int
     packed: cute.Tensor
+    factors: cute.Tensor
 
     @staticmethod
     def of(context: WidestContext, work: Work) -> ByteBlocks:
         k, v = ByteOperand.of_k(context, work), ByteOperand.of_v(context, work)
         count = len(k.shares) + len(v.shares)
-        slots = max(n for n in range(1, min(_MOST_SLOTS, count - 1) + 1) if count % n == 0)
-        return ByteBlocks(context, work, k, v, slots, cute.make_rmem_tensor(_VEC * slots, Int32))
+        most = min(_MOST_SCALED_SLOTS if context.cfg.cache.has_scaled_rows else _MOST_SLOTS, count - 1)
+        slots = max(n for n in range(1, most + 1) if count % n == 0)
+        packed, factors = (cute.make_rmem_tensor(words * slots, Int32) for words in (_VEC, 1))
+        return ByteBlocks(context, work, k, v, slots, packed, factors)
 
     @property
     def count(self) -> int:
@@ -199,8 +244,12 @@ class Iteration:
         key = name, ahead, share.group
         if key not in self.row_pointers:
             self.row_pointers[key] = operand.rows.source(operand.x, self.block(block), share.group)[0]
-        for register, word in zip(self._registers(n), load_vec_through_l2(self.row_pointers[key] + share.column)):
+        row = self.row_pointers[key]
+        for register, word in zip(self._registers(n), load_vec_through_l2(share.source(row))):
             self.blocks.packed[register] = word
+        if share.has_factor:
+            pointer = row + (scaled_rows.FACTORS + 4 * (share.column // scaled_rows.TILE))
+            self.blocks.factors[n % self.blocks.slots] = load_vec(pointer, 1)[0]
         if number == len(operand.shares) - 1:
             operand.rows.load_pages(self.block(block + 1))
 
@@ -213,7 +262,8 @@ class Iteration:
             if share.ends[0]:
                 kv.wait()
                 bases = share.stage.store_bases(share.stage.first + kv.stage * share.stage.step)
-            share.stage.store(bases, share.place, [self.blocks.packed[register] for register in self._registers(n)])
+            factor = as_float(self.blocks.factors[n % self.blocks.slots]) if share.has_factor else None
+            share.store(bases, [self.blocks.packed[register] for register in self._registers(n)], factor)
             after = following(n)
             if after is not None:
                 self.load(after)
