@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from bench import static
+from fa4.runtime import scaled_rows
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm90.fwd.plan import Sm90Forward
@@ -52,7 +53,7 @@ def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path, disassembl
 
 
 LATENT = AttentionSpec(torch.bfloat16, 576, 512, 16, 1, 0.1, window_right=0, has_seqused_k=True, v_in_k=True)
-E4M3, INT8 = torch.float8_e4m3fn, torch.int8
+E4M3, INT8, ROWS = torch.float8_e4m3fn, torch.int8, scaled_rows.DTYPE
 
 
 @pytest.mark.rotates(2)
@@ -62,6 +63,9 @@ E4M3, INT8 = torch.float8_e4m3fn, torch.int8
         dict(cache=CacheSpec(page_size=64)),
         dict(cache=CacheSpec(page_size=64, dtype=E4M3)),
         dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=INT8)),
+        dict(cache=CacheSpec(page_size=64, dtype=ROWS)),
+        dict(cache=CacheSpec(dtype=ROWS)),
+        dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=ROWS), varlen=True),
         dict(cache=CacheSpec(dtype=E4M3), dtype=torch.float16),
         dict(cache=CacheSpec(dtype=INT8), head_dim=512),
         dict(cache=CacheSpec(page_size=64, dtype=E4M3), varlen=True, softcap=5.0, window_left=9, heads_q=5),
