@@ -145,3 +145,17 @@ class ForwardVariant(ForwardOptions):
     def seq_bounded_k(self) -> bool:
         """True if TMA must write zeros past the keys of a sequence: memory there may hold NaN, and 0 * NaN is NaN."""
         return self.varlen_k or self.has_seqused_k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchingVariant(ForwardVariant):
+    """A forward that fetches all 8-bit rows, and whose operands all have `v_dtype`."""
+
+    @property
+    def kv_load(self) -> KvLoad:
+        return KvLoad.FETCH if self.has_8bit_kv else KvLoad.TMA
+
+    @property
+    def scales_q(self) -> bool:
+        """True if Q gets another dtype than that of the call, see `device.q_scales`."""
+        return self.dtype is not self.v_dtype

@@ -20,7 +20,6 @@ from ..torch_ops.run.prepare import device_to_enter, is_other_device
 from .record import AppendArguments
 
 _HALF = (torch.float16, torch.bfloat16)
-_LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 class Append:
@@ -93,7 +92,7 @@ def quantised(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Round each element to the nearest 8-bit number, clamped to the dtype's range."""
     if dtype == torch.int8:
         return x.round().nan_to_num(0.0).clamp(-128, 127).to(dtype)
-    return x.clamp(-_LARGEST_FP8, _LARGEST_FP8).to(dtype)
+    return x.clamp(-scaled_rows.LARGEST, scaled_rows.LARGEST).to(dtype)
 
 
 def rows_of(x: Tensor, batch: int, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ ROTATED = FACTORS + 4 * LATENT // TILE  # the first byte of the rotated columns
 BYTES_OF_ROW = ROTATED + 2 * ROPE
 HEAD_DIM = LATENT + ROPE
 
-_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
 SMALLEST_FACTOR = torch.finfo(torch.float32).tiny
 
 
@@ -37,7 +37,7 @@ def quantised(keys: Tensor) -> Tensor:
     counted, divided by 448, at least the smallest normal float32."""
     tiles = keys[..., :LATENT].float().unflatten(-1, (-1, TILE))
     largest = tiles.abs().where(~tiles.isnan(), 0.0).amax(-1)
-    factors = (largest / _LARGEST).clamp(min=SMALLEST_FACTOR)
-    codes = (tiles / factors[..., None]).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn).flatten(-2)
+    factors = (largest / LARGEST).clamp(min=SMALLEST_FACTOR)
+    codes = (tiles / factors[..., None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).flatten(-2)
     parts = codes, factors, keys[..., LATENT:].contiguous()
     return torch.cat([part.view(torch.uint8) for part in parts], -1)

@@ -3,9 +3,8 @@
 A warp processes one head of one row: first the rows of q, then the new rows of k and v together. Rotary embedding
 rotates the pair of columns (a, b) at position p by the angle of p: (a cos - b sin, a sin + b cos), in float32. For an
 8-bit cache, values are divided by the descale, or by the factor that goes into a row of `scaled_rows`, rounded and
-saturated. The kernel reads positions, rows and pages on the
-device. It skips rows past the capacity of the cache. It clamps page numbers, batch indices and positions to the valid
-range.
+saturated. The kernel reads positions, rows and pages on the device. It skips rows past the capacity of the cache. It
+clamps page numbers, batch indices and positions to the valid range.
 """
 
 from __future__ import annotations
@@ -257,7 +256,7 @@ def put_scaled_row(k, to, lane):
         for value in values:
             largest = cute.arch.fmax(largest, cute.arch.fmax(value, -value))
         largest = cute.arch.warp_reduction_max(largest)
-        factor = cute.arch.fmax(largest / _LARGEST_E4M3, Float32(scaled_rows.SMALLEST_FACTOR))
+        factor = cute.arch.fmax(largest / scaled_rows.LARGEST, Float32(scaled_rows.SMALLEST_FACTOR))
         for i in cutlass.range_constexpr(each):
             put(to, first + i, values[i], torch.float8_e4m3fn, factor)
         if lane < 4:
@@ -268,7 +267,6 @@ def put_scaled_row(k, to, lane):
         to[scaled_rows.ROTATED + byte] = code.to(Uint8)
 
 
-_LARGEST_E4M3 = 448.0
 _TO_E4M3 = """{
 .reg .b16 pair;
 cvt.rn.satfinite.e4m3x2.f32 pair, {$r0}, {$r0};

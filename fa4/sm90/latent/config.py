@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...fwd.launch import ForwardContext
-from ...fwd.variant import ForwardVariant, KvLoad, OutStore
+from ...fwd.variant import FetchingVariant, OutStore
 from ...pipeline.smem import Tile
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 
@@ -16,7 +16,7 @@ TILE_N = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig(ForwardVariant):
+class LatentConfig(FetchingVariant):
     """The fields are the compile key. A work tile has 64 rows; V has whole panels of columns for each half."""
 
     ctas: ClassVar[int] = 1
@@ -46,15 +46,6 @@ class LatentConfig(ForwardVariant):
     @property
     def q_step(self) -> int:
         return self.q_tile.nbytes
-
-    @property
-    def kv_load(self) -> KvLoad:
-        return KvLoad.FETCH if self.has_8bit_kv else KvLoad.TMA
-
-    @property
-    def scales_q(self) -> bool:
-        """True if Q gets another dtype than that of the call: that of K and V, see `queries`."""
-        return self.dtype is not self.v_dtype
 
     @property
     def k_tile(self) -> Tile:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....fwd.launch import ForwardContext
-from ....fwd.variant import ForwardVariant, KvLoad, OutStore
+from ....fwd.variant import FetchingVariant, OutStore
 from ....pipeline.smem import Tile
 from ... import tmem
 from ...stages import CTA_ROWS, PAIR, STAGE_BYTES, d_columns
@@ -16,7 +16,7 @@ RESERVED_BYTES = 3 << 10  # of shared memory: barriers, row maxima, alignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WidestConfig(ForwardVariant):
+class WidestConfig(FetchingVariant):
     """The fields are the compile key. A work tile has 128 rows, 64 in each CTA of a pair. tile_n: 256 or 128."""
 
     ctas: ClassVar[int] = PAIR
@@ -34,15 +34,6 @@ class WidestConfig(ForwardVariant):
     def keys(self) -> int:
         """Keys of a block whose K a CTA loads, and of whose scores a thread has one row."""
         return self.tile_n // PAIR
-
-    @property
-    def kv_load(self) -> KvLoad:
-        return KvLoad.FETCH if self.has_8bit_kv else KvLoad.TMA
-
-    @property
-    def scales_q(self) -> bool:
-        """True if Q gets another dtype than that of the call: that of K and V, see `queries`."""
-        return self.dtype is not self.v_dtype
 
     @property
     def tma_ctas(self) -> int:
