@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
+from fa4.runtime import scaled_rows
 
 from .suites import BenchCase
 
@@ -30,7 +31,7 @@ class Provider:
 
 def _fa4(**flags) -> Callable[[BenchCase], Attention]:
     def build(case: BenchCase) -> Attention:
-        if case.page_size is not None or case.fp8 or case.v_in_k:
+        if case.page_size is not None or case.has_8bit_kv or case.v_in_k:
             return _in_cache(case, **flags)
         return functools.partial(fa4.flash_attn_func, causal=case.causal, **flags)
 
@@ -50,6 +51,8 @@ def _in_cache(case: BenchCase, **flags) -> Attention:
             if case.fp8:
                 k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
                 descales = tuple(torch.ones(case.heads_kv, device=k.device) for _ in range(2))
+            if case.scaled_rows:
+                k = scaled_rows.quantised(k)
             if case.v_in_k:
                 v = k[..., : case.head_dim_v]
             made.extend((k, v, table, seqlens, *descales))
@@ -177,12 +180,12 @@ def _flex(case: BenchCase) -> Attention:
 
 
 def _of_16_bits(build: Callable[[BenchCase], Attention]) -> Callable[[BenchCase], Attention]:
-    def build_unless_fp8(case: BenchCase) -> Attention:
-        if case.fp8:
+    def build_unless_8bit(case: BenchCase) -> Attention:
+        if case.has_8bit_kv:
             raise ValueError("is not given caches of 8-bit numbers here")
         return build(case)
 
-    return build_unless_fp8
+    return build_unless_8bit
 
 
 def _anywhere(device: torch.device) -> str:

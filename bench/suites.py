@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fa4.runtime import scaled_rows
 from fa4.torch_ops.flops import unmasked_pairs
 
 HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
@@ -15,7 +16,8 @@ HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 @dataclass(frozen=True, slots=True)
 class BenchCase:
     """One shape in one direction ("fwd" or "bwd"). page_size: rows of a page, if keys and values lie in pages. fp8:
-    these are a cache of 8-bit numbers. v_in_k: v is the memory of k's first columns, as in a cache of latents (MLA)."""
+    these are a cache of 8-bit numbers. v_in_k: v is the memory of k's first columns, as in a cache of latents (MLA).
+    scaled_rows: of 656 bytes each, with factors inside."""
 
     direction: str
     batch: int
@@ -30,6 +32,7 @@ class BenchCase:
     page_size: int | None = None
     fp8: bool = False
     v_in_k: bool = False
+    scaled_rows: bool = False
 
     @property
     def label(self) -> str:
@@ -38,9 +41,13 @@ class BenchCase:
         heads = str(self.heads_q) if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
         mask = "causal" if self.causal else "full"
         pages = "" if self.page_size is None else f" pages of {self.page_size}"
-        cache = " fp8 cache" if self.fp8 else ""
+        cache = " fp8 cache" if self.fp8 else " 656-byte" if self.scaled_rows else ""
         cache += " latents" if self.v_in_k else ""
         return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}{cache}{pages}"
+
+    @property
+    def has_8bit_kv(self) -> bool:
+        return self.fp8 or self.scaled_rows
 
     @property
     def flops(self) -> int:
@@ -57,9 +64,9 @@ class BenchCase:
         columns = self.head_dim + self.head_dim_v
         of_keys = self.head_dim if self.v_in_k else columns
         size = 2 if self.dtype == "bfloat16" else 4
-        of_cache = 1 if self.fp8 else size
+        of_key = scaled_rows.BYTES_OF_ROW if self.scaled_rows else of_keys * (1 if self.fp8 else size)
         of_queries = size * columns * self.seqlen_q * self.heads_q
-        return self.batch * (of_queries + of_cache * of_keys * self.seqlen_k * self.heads_kv)
+        return self.batch * (of_queries + of_key * self.seqlen_k * self.heads_kv)
 
     @property
     def reads_memory(self) -> bool:
@@ -68,7 +75,7 @@ class BenchCase:
 
 
 def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v with gradients wanted in the backward, and dout. k and v of an fp8 cache hold numbers of e4m3."""
+    """q, k, v with gradients wanted in the backward, and dout. k and v hold the numbers that a cache of them holds."""
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
 
@@ -77,6 +84,8 @@ def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tens
 
     q = normal(case.seqlen_q, case.heads_q, case.head_dim)
     k = normal(case.seqlen_k, case.heads_kv, case.head_dim)
+    if case.scaled_rows:
+        k = scaled_rows.values(scaled_rows.quantised(k))
     v = k[..., : case.head_dim_v] if case.v_in_k else normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
     if case.fp8:
         k, v = (x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v))
@@ -108,10 +117,10 @@ def _decode(seqlen_k: int, batch: int, heads_q: int = 32, head_dim: int = 128, *
 
 
 def _latents(
-    seqlen_k: int, batch: int, heads: int, rows: int = 1, page_size: int | None = 64, fp8: bool = False
+    seqlen_k: int, batch: int, heads: int, rows: int = 1, page_size: int | None = 64, **rest: bool
 ) -> BenchCase:
     """Absorbed latent attention, with DeepSeek's widths: decoding, or all rows of a prompt."""
-    return BenchCase("fwd", batch, rows, seqlen_k, heads, 1, 576, 512, True, page_size=page_size, fp8=fp8, v_in_k=True)
+    return BenchCase("fwd", batch, rows, seqlen_k, heads, 1, 576, 512, True, page_size=page_size, v_in_k=True, **rest)
 
 
 _LARGEST_CACHE = 20 << 30  # bytes
@@ -212,9 +221,17 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
             for seqlen_k, batch in ((131072, 1), (32768, 8), (32768, 32), (8192, 128))
         ),
         *(_latents(8192, 64, 128, rows) for rows in (1, 2, 4)),
-        *(_latents(seqlen_k, batch, 16, fp8=True) for seqlen_k, batch in ((32768, 8), (32768, 32))),
-        _latents(8192, 128, 64, fp8=True),
-        *(_latents(8192, 64, 128, rows, fp8=True) for rows in (1, 4)),
+        *(
+            _latents(*sizes, **{cache: True})
+            for cache in ("fp8", "scaled_rows")
+            for sizes in (
+                (32768, 8, 16),
+                (32768, 32, 16),
+                (8192, 128, 64),
+                (8192, 64, 128),
+                (8192, 64, 128, 4),
+            )
+        ),
     ),
     "latents": (
         *(_latents(seqlen_k, batch, 128, 1, None) for seqlen_k, batch in ((32768, 32), (8192, 128), (8192, 74))),
