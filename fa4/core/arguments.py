@@ -20,7 +20,7 @@ ALIGNMENT = 16  # bytes; alignment of the rows of q, k, v, out and dout, see `fa
 
 class Inputs(NamedTuple):
     """The tensors of a problem, in the order of `spec.AttentionInputs`. q, k, v: (batch, rows, heads, dim), or varlen
-    (rows, heads, dim), last stride 1; 8-bit k and v as uint8. sink: (heads_q,) float32. Then `Lengths`."""
+    (rows, heads, dim), last stride 1; 8-bit tensors as uint8. sink: (heads_q,) float32. Then `Lengths`."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     @staticmethod
     def fake(cfg: Variant) -> Inputs:
         """Return fake arguments for compilation; None for tensors that the `Variant` does not have."""
-        (q,) = fake_matrices(cfg, 1)
+        q = jit.fake_tensor(Uint8 if cfg.has_8bit_q else cfg.dtype, 3 if cfg.varlen else 4, align=ALIGNMENT)
         kv_dtype = Uint8 if cfg.has_8bit_kv else cfg.dtype
         k, v = (jit.fake_tensor(kv_dtype, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
         sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None

@@ -92,6 +92,10 @@ class Variant(Constant):
         return self.cache is not None and self.cache.has_8bit_kv
 
     @property
+    def has_8bit_q(self) -> bool:
+        return self.cache is not None and self.cache.has_8bit_q
+
+    @property
     def has_score_mod(self) -> bool:
         return self.mods is not None and self.mods.score is not None
 

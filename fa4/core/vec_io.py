@@ -27,6 +27,38 @@ def pack_half(low: Float32, high: Float32, dtype: type[cutlass.Numeric]) -> Int3
     return Int32(llvm.bitcast(Int32.mlir_type, halves))
 
 
+def pack_e4m3(values: list[Float32]) -> Int32:
+    """Round four floats to e4m3 and pack them, the first in the lowest byte."""
+    return cute.arch.inline_ptx(
+        """{
+        .reg .b16 low, high;
+        cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0};
+        cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2};
+        mov.b32 {$w0}, {low, high};
+        }""",
+        write_only_types=[Int32],
+        read_only_args=values,
+    )
+
+
+def rounded(x: Float32, dtype: type[cutlass.Numeric]) -> Float32:
+    """Round a float to `dtype`, to a finite number if that is e4m3."""
+    if dtype.width == 16:
+        return Float32(dtype(x))
+    return cute.arch.inline_ptx(
+        """{
+        .reg .b16 code, low, high;
+        .reg .b32 pair;
+        cvt.rn.satfinite.e4m3x2.f32 code, {$r0}, {$r0};
+        cvt.rn.f16x2.e4m3x2 pair, code;
+        mov.b32 {low, high}, pair;
+        cvt.f32.f16 {$w0}, low;
+        }""",
+        write_only_types=[Float32],
+        read_only_args=[x],
+    )
+
+
 def store_vec(pointer: cute.Pointer, packed: list[Int32]) -> None:
     """Store up to four words with one instruction; the address is aligned to their size."""
     kind = ir.VectorType.get([len(packed)], Int32.mlir_type)

@@ -71,6 +71,7 @@ class ForwardVariant(ForwardOptions):
     rescale_threshold: float
     smem_bytes: int
     loads_v: ClassVar[bool] = True  # False: V is the first columns of K
+    largest_p: ClassVar[int] = 0  # logarithm to base 2 of a row's largest P, when O was rescaled last
 
     if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
 

@@ -22,7 +22,7 @@ from .plan import Plan
 from .spec import AttentionSpec, Feature, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
-ALL_FEATURES = frozenset(Feature)
+ALL_FEATURES = frozenset(Feature) - {Feature.QUERIES_8BIT}  # otherwise they are dequantised before
 _BACKWARD_FEATURES = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
 MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS, Feature.DROPOUT))
 
@@ -188,6 +188,12 @@ def _scattered_limits(spec: AttentionSpec) -> Iterator[str]:
         yield "lacks single rows of pages (has pages of multiples of 8 rows, without cache_leftpad)"
 
 
+@_limit("queries of e4m3 beside keys of another dtype", Feature.QUERIES_8BIT)
+def _e4m3_limits(spec: AttentionSpec) -> Iterator[str]:
+    if spec.cache is not None and spec.cache.dtype != torch.float8_e4m3fn:
+        yield "lacks queries of e4m3 beside keys of another dtype"
+
+
 @_limit("dropout_p above head_dim 128", Feature.DROPOUT)
 def _sm90_dropout_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its random words would spill registers
@@ -252,6 +258,21 @@ _SM90_WIDEST = replace(
     limits=(_mod_limits, _block_limits, _captured_limits, _scattered_limits),
 )
 
+_SM90_FP8 = replace(
+    _SM90,
+    summary="the same, products of e4m3",
+    head_dims=HeadDims(multiple=16, largest=128),
+    dtypes=(torch.bfloat16,),
+    features=frozenset(
+        (
+            Feature.CAUSAL, Feature.WINDOW, Feature.GQA, Feature.HEAD_DIM_V, Feature.SEQUSED, Feature.SOFTCAP,
+            Feature.SINK, Feature.CACHE_8BIT, Feature.QUERIES_8BIT, Feature.BATCH_INVARIANT,
+        )
+    ),
+    module="fa4.sm90.fwd.fp8.plan",
+    limits=(_e4m3_limits,),
+)  # fmt: skip
+
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     _SM100,
@@ -264,6 +285,7 @@ BACKENDS: tuple[Backend, ...] = (
     replace(_SM90_WIDE, **_PORTABLE_BACKWARD, module="fa4.sm90.fwd.plan"),
     _SM90_LATENT,
     _SM90_WIDEST,
+    _SM90_FP8,
     _SM80,
     Backend(
         name="torch",
@@ -323,6 +345,15 @@ def select(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Backend:
         named = [(name, reasons) for name, reasons in refused if backend in ("auto", name)]
         raise NoBackend(f"no backend can run this on {chip}: {text_of(named)}")
     return row
+
+
+_LEAST_QUERIES = 256  # with fewer rows, reading 8-bit keys is what takes time, and a transposition would read v twice
+
+
+def takes_8bit_queries(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> bool:
+    """Return whether a kernel multiplies the 8-bit numbers of a spec with `Feature.QUERIES_8BIT`, and it pays."""
+    is_large = extent.max_seqlen_q >= _LEAST_QUERIES and extent.max_seqlen_k > 0 and spec.softmax_scale >= 0
+    return is_large and any(backend in ("auto", row.name) and not row.refusals(spec, chip) for row in BACKENDS)
 
 
 def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Plan:

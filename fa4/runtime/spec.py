@@ -43,12 +43,21 @@ class Feature(enum.Enum):
     CACHE_VARLEN = "packed queries on a cache"
     CACHE_8BIT = "cache of 8-bit numbers"
     SCALED_ROWS = "cache of 656-byte rows"
+    QUERIES_8BIT = "queries of e4m3"
     BATCH_INVARIANT = "batch_invariant"
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of sums over inputs of a dtype, and of lse and other tensors with one value per row."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+QUERIES_8BIT = torch.float8_e4m3fn  # 8-bit dtype of q
+
+
+def dtype_of_out(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of out for a dtype of q."""
+    return torch.bfloat16 if dtype == QUERIES_8BIT else dtype
 
 
 BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache, with factors beside it
@@ -60,13 +69,15 @@ class CacheSpec:
     """Part of a `Cache` that shapes code: how the rows of a sequence are found, and how K/V are stored.
 
     page_size: rows of a page; None if a sequence's rows are contiguous. dtype: 8-bit dtype of k and v, one of `BYTES`,
-    multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype.
+    multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype. has_8bit_q: q
+    is e4m3, too, and its descale is part of that of k; out is bfloat16.
     """
 
     page_size: int | None = None
     has_batch_idx: bool = False
     has_leftpad: bool = False
     dtype: torch.dtype | None = None
+    has_8bit_q: bool = False
 
     @property
     def has_8bit_kv(self) -> bool:
@@ -129,7 +140,7 @@ class AttentionSpec:
         """Return the spec of an operator call."""
         shape_q, shape_v = inputs.q.shape, inputs.v.shape
         return AttentionSpec(
-            dtype=inputs.q.dtype,
+            dtype=dtype_of_out(inputs.q.dtype),
             head_dim=shape_q[-1],
             head_dim_v=shape_v[-1],
             heads_q=shape_q[-2],
@@ -195,6 +206,7 @@ class AttentionSpec:
             Feature.CACHE_VARLEN: self.cache is not None and self.varlen,
             Feature.CACHE_8BIT: cache.has_8bit_kv,
             Feature.SCALED_ROWS: cache.has_scaled_rows,
+            Feature.QUERIES_8BIT: cache.has_8bit_q,
             Feature.BATCH_INVARIANT: self.batch_invariant,
         }
         return frozenset(feature for feature, is_requested in requested.items() if is_requested)
@@ -338,7 +350,8 @@ class Cache(NamedTuple):
     def spec(self, inputs: AttentionInputs) -> CacheSpec:
         page_size = None if self.page_table is None else inputs.k.shape[1]
         dtype = inputs.k.dtype if inputs.k.dtype in ALL_BYTES else None
-        return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype)
+        has_8bit_q = inputs.q.dtype == QUERIES_8BIT
+        return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype, has_8bit_q)
 
     def capacity(self, k: Tensor) -> int:
         """Return the number of rows that a sequence has room for."""

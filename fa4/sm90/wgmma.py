@@ -1,7 +1,7 @@
 """wgmma on panelled tiles: a warpgroup computes D (64 x n, fp32, registers) (+)= A (64 x k) B^T (n x k).
 
-A and B are 16-bit. B is in shared memory; A is in shared memory or registers. Operands are created once, outside loops;
-an index selects the stage. Do not touch D or the registers of A between `issue` and `wait`.
+A and B are 16-bit, or both e4m3. B is in shared memory; A is in shared memory or registers. Operands are created once,
+outside loops; an index selects the stage. Do not touch D or the registers of A between `issue` and `wait`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
-from cutlass.cute.nvgpu.warpgroup import Field, MmaF16BF16Op, OperandSource
+from cutlass.cute.nvgpu.warpgroup import Field, MmaF8Op, MmaF16BF16Op, OperandSource
 
 from ..core.constant import Constant
 from ..core.vec_io import bits
 from ..pipeline.smem import Tile
 
 ROWS = 64  # of D and A, for one warpgroup
-K_PER_MMA = 16  # reduction elements per instruction
+K_PER_MMA = 16  # reduction elements of 16 bits per instruction
 
 
 class Major(enum.Enum):
@@ -64,7 +64,8 @@ class SmemOperand(Constant):
 
 @dataclass(frozen=True, slots=True)
 class Wgmma(Constant):
-    """One product shape: n columns (a multiple of 8, at most 256), k in steps of 16. a = None: A is in registers."""
+    """One product shape: n columns (a multiple of 8, at most 256), k in steps of 16, or 32 of e4m3. a = None: A is in
+    registers. Of e4m3, both operands are K-major."""
 
     dtype: type[cutlass.Numeric]
     n: int
@@ -73,16 +74,20 @@ class Wgmma(Constant):
     a: SmemOperand | None = None
 
     @property
+    def k_per_mma(self) -> int:
+        return K_PER_MMA * 16 // self.dtype.width
+
+    @property
     def steps(self) -> int:
-        return -(-self.k // K_PER_MMA)
+        return -(-self.k // self.k_per_mma)
 
     def accumulator(self) -> cute.Tensor:
         """Return D, not initialised; for its layout see `fragment`."""
         return cute.make_rmem_tensor(((2, 2, self.n // 8), 1, 1), Float32)
 
     def a_registers(self) -> cute.Tensor:
-        """Return A as a register tensor; element i is element i of a 64 x k accumulator."""
-        return cute.make_rmem_tensor(((2, 2, 2), 1, self.steps), self.dtype)
+        """Return A as a register tensor; of 16 bits, element i is element i of a 64 x k accumulator."""
+        return cute.make_rmem_tensor(((32 // self.dtype.width, 2, 2), 1, self.steps), self.dtype)
 
     def a_at(self, pointer: cute.Pointer) -> cute.Tensor:
         """Return the descriptors (.., .., step, stage) of A for 64 rows at `pointer`, a pointer to its element type."""
@@ -104,7 +109,8 @@ class Wgmma(Constant):
             a: from `a_registers`, or a stage of `a_at`.
             b: a stage of `b_at`.
             accumulate: False overwrites D in the first step; a bool or Boolean.
-            steps: which groups of 16 reduction elements; default: all. b_first: group of B that meets the first of A.
+            steps: which groups of `k_per_mma` reduction elements; default: all. b_first: group of B that meets the first
+                of A.
         """
         warpgroup.fence()
         atom = cute.make_mma_atom(self._op(self.n))
@@ -114,9 +120,12 @@ class Wgmma(Constant):
             atom.set(Field.ACCUMULATE, True)
         warpgroup.commit_group()
 
-    def _op(self, n: int) -> MmaF16BF16Op:
+    def _op(self, n: int) -> MmaF16BF16Op | MmaF8Op:
         source, a_major = (OperandSource.RMEM, Major.K) if self.a is None else (OperandSource.SMEM, self.a.major)
-        return MmaF16BF16Op(self.dtype, Float32, (ROWS, n, K_PER_MMA), source, a_major.value, self.b.major.value)
+        shape, majors = (ROWS, n, self.k_per_mma), (a_major.value, self.b.major.value)
+        if self.dtype.width == 8:
+            return MmaF8Op(self.dtype, self.dtype, Float32, shape, source, *majors)
+        return MmaF16BF16Op(self.dtype, Float32, shape, source, *majors)
 
     def _tiled(self, n: int) -> cute.TiledMma:
         return cute.make_tiled_mma(cute.make_mma_atom(self._op(n)), (1, 1, 1))

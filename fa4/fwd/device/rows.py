@@ -8,6 +8,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.sequence import sequence_matrix
 from ...core.softmax import LOG2_E
+from ...core.vec_io import rounded
 from ..launch import ForwardContext
 from ..variant import ForwardVariant
 from .work import Work
@@ -64,7 +65,7 @@ def normalise(
     cfg, args = context.cfg, context.args
     numerator = Float32(1.0)
     # Without a visible key `largest_p` is not a number, although a sink makes `row_sum` positive below.
-    rounding_correction = Float32(cfg.v_dtype(largest_p)) - largest_p if row_sum != 0.0 else Float32(0.0)
+    rounding_correction = rounded(largest_p, cfg.v_dtype) - largest_p if row_sum != 0.0 else Float32(0.0)
     if const_expr(cfg.has_sink):
         head = head_of(cfg, row)
         if const_expr(cfg.rows_per_query > cfg.packed_heads):

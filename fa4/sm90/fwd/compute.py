@@ -305,9 +305,9 @@ def _multiply(o: cute.Tensor, factor: cute.Tensor) -> None:
         o[i] = o[i] * factor[i // 2 % 2]
 
 
-def out_to_smem(context: Sm90ForwardContext, consumer: ForwardConsumer, norms: list[Float32]) -> None:
-    """Store this warp's rows of O, normalised, to the staging buffer."""
-    cfg = context.cfg
+def out_to_smem(context: ForwardContext, consumer: Any, norms: list[Float32]) -> None:
+    """Store this warp's rows of O, normalised, to the staging buffer at `consumer.out`."""
+    cfg: Any = context.cfg
     packed = pack_pairs(consumer.o, norms, cfg.dtype)
     if cfg.has_seqused_q:  # a row without data may hold anything, NaN included
         packed = [Int32(cutlass.select_(norms[i % 2] == 0.0, Int32(0), pair)) for i, pair in enumerate(packed)]
@@ -321,7 +321,7 @@ def out_to_smem(context: Sm90ForwardContext, consumer: ForwardConsumer, norms: l
     cute.arch.sync_warp()
 
 
-def store_out(context: Sm90ForwardContext, work: Work, consumer: ForwardConsumer) -> None:
+def store_out(context: ForwardContext, work: Work, consumer: Any) -> None:
     """Start the TMA store of this warp's staged rows; TMA skips rows and columns outside the tensor."""
     cfg, tma = context.cfg, context.tma("o")
     out = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.varlen)

@@ -34,7 +34,7 @@ class Sm90Forward(plan.ForwardDirection[Sm90ForwardConfig]):
         self.tiles = self.choice.row
         cfg = configure(spec, extent, chip, self.tiles)
         self.splits = splits_for(spec, extent, chip, self.tiles)
-        l2_group, most = _l2_groups(spec, extent, chip, cfg, self.tiles)
+        l2_group, most = l2_groups(spec, extent, chip, cfg, self.tiles)
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks, most)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
@@ -102,15 +102,15 @@ def _l2_pairs(spec: AttentionSpec, extent: ProblemSize, cfg: ForwardVariant) -> 
 
 
 def l2_group_of_single(spec: AttentionSpec, extent: ProblemSize, cfg: ForwardVariant, nbytes: int) -> int:
-    """Return the size of an L2 group, see `_l2_groups`, with one CTA, or pair of CTAs, per tile. nbytes: of K and V."""
+    """Return the size of an L2 group, see `l2_groups`, with one CTA, or pair of CTAs, per tile. nbytes: of K and V."""
     if not _lengths_of_tiles_differ(spec):
         return 1
     pairs, per_pair = _l2_pairs(spec, extent, cfg)
     return -(-pairs // -(-pairs * per_pair // nbytes))
 
 
-def _l2_groups(
-    spec: AttentionSpec, extent: ProblemSize, chip: Chip, cfg: Sm90ForwardConfig, tiles: ForwardTiles
+def l2_groups(
+    spec: AttentionSpec, extent: ProblemSize, chip: Chip, cfg: ForwardVariant, tiles: ForwardTiles
 ) -> tuple[int, int]:
     """Return the size of an L2 group, the (head, sequence) pairs that advance together, and the maximum number of
     groups. Longest tiles are first (also for block lists). The size is 1 if all tiles have the same length.

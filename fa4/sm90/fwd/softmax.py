@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.constant import Constant
 from ...core.dropout import Dropout, apply_dropout
@@ -35,9 +35,9 @@ CHAINS = 4  # independent chains of a row's maximum and sum, to hide latency
 
 @dataclass(frozen=True)
 class BlockScores(Constant):
-    """Key block of a step, and the values of score_mod and mask_mod at this thread's elements."""
+    """First key of a step, and the values of score_mod and mask_mod at this thread's elements."""
 
-    block: Int32
+    first_key: Int32
     score: FragmentValues | None
     mask: FragmentValues | None
     keep_bits: list[list[Int32]] | None  # per row, see `core.dropout.Dropout.by_quads`
@@ -46,10 +46,10 @@ class BlockScores(Constant):
 class Softmax(Constant):
     """Softmax state of a thread's two rows, in registers.
 
-    row_max_scaled: value subtracted in the exponent, in log2 units: a row maximum so far, at most `rescale_threshold`
-    below the current one; -inf before the first visible key. total: this thread's part of the sum of P, relative to it.
-    row_max: maximum of this thread's scores of the row so far. factor: multiplier of O for the last change of
-    `row_max_scaled`. first, stop: the row sees keys first <= key < stop.
+    row_max_scaled: value subtracted in the exponent, in log2 units: a row maximum so far, less `cfg.largest_p`, at most
+    `rescale_threshold` below the current one; -inf before the first visible key. total: this thread's part of the sum
+    of P, relative to it. row_max: maximum of this thread's scores of the row so far. factor: multiplier of O for the
+    last change of `row_max_scaled`. first, stop: the row sees keys first <= key < stop.
     """
 
     def __init__(self, context: ForwardContext):
@@ -81,10 +81,12 @@ class Softmax(Constant):
             self.dropout = Dropout.of(cfg.mods, args.mods, work.batch, head, *packing)
             self.rows = tuple(first_row + row_in_warp(r) for r in range(ROWS_PER_THREAD))
 
-    def block_scores(self, s: cute.Tensor, block: Int32) -> BlockScores:
-        """Return the context of a key block's scores; loads what score_mod and mask_mod need before S is complete."""
+    def block_scores(self, s: cute.Tensor, block: Int32, first: int = 0) -> BlockScores:
+        """Return the context of a key block's scores, or those from its key `first` on; loads what score_mod and
+        mask_mod need before S is complete."""
         cfg = self.context.cfg
-        coords = FragmentCoords(self.rows, block * cfg.tile_n + first_column(), cute.size(s) // ROWS_PER_THREAD)
+        first_key = block * cfg.tile_n + first
+        coords = FragmentCoords(self.rows, first_key + first_column(), cute.size(s) // ROWS_PER_THREAD)
         score = None if self.score_mod is None else self.score_mod.at(coords, self.scales.over_cap)
         mask = None if self.mask_mod is None else self.mask_mod.at(coords)
         for values in (score, mask):
@@ -92,8 +94,8 @@ class Softmax(Constant):
                 values.prefetch_loads()
         keep_bits = None
         if self.dropout is not None:
-            keep_bits = self.dropout.by_quads(list(self.rows), block * cfg.tile_n, 2 * cute.size(s))
-        return BlockScores(block, score, mask, keep_bits)
+            keep_bits = self.dropout.by_quads(list(self.rows), first_key, 2 * cute.size(s))
+        return BlockScores(first_key, score, mask, keep_bits)
 
     def softmax_step(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> Boolean:
         """Replace S by P for one key block. Returns as `weights`."""
@@ -108,8 +110,14 @@ class Softmax(Constant):
         scores: BlockScores,
         is_masked: bool,
     ) -> Boolean:
-        """Write P of masked scores to s. Returns True if O must be multiplied by `factor`, row by row; the result is
-        the same for all rows of a warp. row_maxes: of this thread's part of the rows, or of more scores."""
+        """Write P of masked scores to s. Returns as `raise_maxima`."""
+        has_grown = self.raise_maxima(row_maxes)
+        self.exponentials(s, rows, scores, is_masked)
+        return has_grown
+
+    def raise_maxima(self, row_maxes: list[Float32]) -> Boolean:
+        """Raise `row_max_scaled`. Returns True if O must be multiplied by `factor`, row by row; the result is the same
+        for all rows of a warp. row_maxes: of this thread's part of the rows, or of more scores."""
         cfg = self.context.cfg
         # False while a row has seen no key: -inf - -inf is NaN.
         grows = [
@@ -118,6 +126,13 @@ class Softmax(Constant):
         ]
         has_grown = cute.arch.vote_any_sync(grows[0] | grows[1])
         update_row_max(self, row_maxes, has_grown)
+        for r, row_max in enumerate(row_maxes):
+            self.row_max[r] = cute.arch.fmax(self.row_max[r], row_max)
+        return has_grown
+
+    def exponentials(self, s: cute.Tensor, rows: list[list[Float32]], scores: BlockScores, is_masked: bool) -> None:
+        """Write P of masked scores to s, relative to `row_max_scaled`, and add it to `total`."""
+        cfg = self.context.cfg
         for r, x in enumerate(rows):
             row_max_scaled, scale = self.row_max_scaled[r], self.log2_scale(r)
             if is_masked or cfg.mods is not None:
@@ -127,8 +142,6 @@ class Softmax(Constant):
                 s[i] = p_i if scores.keep_bits is None else apply_dropout(scores.keep_bits[r], c // 2 * 8 + c % 2, p_i)
             # Sum the block first: adding each P to the running total would round the total hundreds of times.
             self.total[r] = self.total[r] + reduce_in_chains(p, lambda a, b: a + b)
-            self.row_max[r] = cute.arch.fmax(self.row_max[r], row_maxes[r])
-        return has_grown
 
     def log2_scale(self, r: int) -> Float32:
         """Factor from the scores, or logits of score_mod, of a row to log2 units."""
@@ -145,7 +158,7 @@ class Softmax(Constant):
             rows = scores.score.logits(rows)
         if scores.mask is not None and (is_masked or not cfg.has_blocks):
             rows = scores.mask.apply_mask(rows)
-        first_key = scores.block * cfg.tile_n
+        first_key = scores.first_key
         if cfg.has_blocks:
             for row, indices in zip(rows, row_indices):
                 for i, x in zip(indices, row):
@@ -197,12 +210,15 @@ def mask_end(s: cute.Tensor, first_key: Int32, stop: cute.Tensor, tile_n: cutlas
 def update_row_max(softmax: Softmax, row_maxes: list[Float32], has_grown: Boolean):
     """Raise `row_max_scaled` of the rows that have grown, if any row of the warp has. row_maxes: maxima of the block
     over this thread's part of its rows."""
+    cfg = softmax.context.cfg
     if has_grown:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             old_max = softmax.row_max_scaled[r]
             new_max = reduce_row(row_maxes[r], cute.arch.fmax) * softmax.log2_scale(r)
+            if const_expr(cfg.largest_p):
+                new_max = new_max - cfg.largest_p
             shrink = old_max - new_max
-            grows = shrink < -softmax.context.cfg.rescale_threshold
+            grows = shrink < cfg.largest_p - cfg.rescale_threshold
             factor = cutlass.select_(grows, cute.math.exp2(shrink, fastmath=True), Float32(1.0))
             softmax.factor[r] = Float32(factor)
             softmax.total[r] = softmax.total[r] * Float32(factor)

@@ -11,16 +11,19 @@ The work loop is the same in every role:
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ...fwd.device.work import Work, work_tile
-from .config import Sm90ForwardConfig, Sm90ForwardContext
+from ...fwd.launch import ForwardContext
 
 
-def row_tile(cfg: Sm90ForwardConfig, work: Work, rank: Int32, consumer: Int32 | int) -> Int32:
-    """Return the index of a consumer's 64 rows in the sequence. rank: of the CTA within the pair of a work tile."""
+def row_tile(cfg: Any, work: Work, rank: Int32, consumer: Int32 | int) -> Int32:
+    """Return the index of a consumer's 64 rows in the sequence. cfg: has `ctas` and `consumers`. rank: of the CTA
+    within the pair of a work tile."""
     return (work.m_block * cfg.ctas + rank) * cfg.consumers + consumer
 
 
@@ -31,11 +34,11 @@ class Queue:
     When tiles get shorter along the order (causal), all CTAs get about the same amount of work.
     """
 
-    def __init__(self, context: Sm90ForwardContext, lap: Int32):
+    def __init__(self, context: ForwardContext, lap: Int32):
         self.context, self.lap = context, lap
 
     @staticmethod
-    def first(context: Sm90ForwardContext) -> Queue:
+    def first(context: ForwardContext) -> Queue:
         return Queue(context, Int32(0))
 
     @property

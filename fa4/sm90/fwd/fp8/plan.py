@@ -1,0 +1,70 @@
+"""Plan of the e4m3 forward."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ....fwd import plan as forward
+from ....fwd.kernels import transpose
+from ....fwd.plan import LaunchSizes, Scalars
+from ....mods.ir.record import Mods
+from ....runtime import jit, plan
+from ....runtime.device import Chip
+from ....runtime.memory import empty
+from ....runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
+from ..plan import l2_groups
+from ..tiles import ForwardTiles
+from .config import CONSUMERS, Fp8Config
+from .kernel import KERNEL
+
+TILE_N = 128
+RESCALE_THRESHOLD = 8.75  # P is at most 2^8.75 = 431, and e4m3 ends at 448
+
+
+class Fp8Forward(forward.ForwardDirection[Fp8Config]):
+    """Forward plan on sm_90 of e4m3 q, k and v. Its tiles have no table, so none replace them."""
+
+    kernel = KERNEL
+
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: None = None) -> None:
+        cfg = Fp8Config(
+            **Fp8Config.options(spec, 1, 1),
+            tile_n=TILE_N,
+            rescale_threshold=RESCALE_THRESHOLD,
+            smem_bytes=chip.smem_per_block,
+            persistent=not chip.shared,
+        )
+        l2_group, most = l2_groups(spec, extent, chip, cfg, ForwardTiles(CONSUMERS, TILE_N))
+        sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, 1, chip.sms, most_l2_groups=most)
+        super().__init__(chip, cfg, Scalars.of(spec), sizes)
+
+    def __str__(self) -> str:
+        cfg = self.cfg
+        return f"forward of e4m3: {cfg.rows} x {cfg.tile_n}, {cfg.stages} K/V stages, after a transposition of v"
+
+    def launch(
+        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None, cache: Cache | None = None
+    ) -> None:
+        v = inputs.v.view(torch.uint8)
+        batch, keys, heads, columns = v.shape
+        padded = -(-keys // transpose.MULTIPLE) * transpose.MULTIPLE
+        by_column = empty((batch, heads, columns, padded), torch.uint8, v.device)
+        self._transpose(v, by_column, inputs.seqused_k)
+        super().launch(inputs._replace(v=by_column.transpose(1, 2)), out, lse, mods, cache)
+
+    def compile(self) -> None:
+        assert self._transpose is not None
+        super().compile()
+
+    @functools.cached_property
+    def _transpose(self) -> jit.Launcher:
+        return transpose.launcher(transpose.TransposeConfig(self.cfg.head_dim_v, self.cfg.has_seqused_k), self.chip)
+
+
+class Plan(plan.ForwardBackwardPlan):
+    """Plan of a problem of e4m3 q, k and v."""
+
+    directions = Fp8Forward, None
