@@ -6,6 +6,7 @@ from .api.dropout import dropout_mask
 from .api.explained import explain
 from .api.flex import flex_attention
 from .api.latent import mla_attention
+from .api.quantized import Quantized, dequantize, quantize
 from .api.states import merge_states
 from .integrations.sdpa import register_sdpa
 from .integrations.transformers import register_transformers
@@ -18,8 +19,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ModError",
     "NoBackend",
+    "Quantized",
     "__version__",
     "create_block_mask",
+    "dequantize",
     "dropout_mask",
     "explain",
     "flash_attn_func",
@@ -30,6 +33,7 @@ __all__ = [
     "merge_states",
     "mla_attention",
     "mla_attention_with_kvcache",
+    "quantize",
     "register_sdpa",
     "register_transformers",
     "scores",

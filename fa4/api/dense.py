@@ -8,9 +8,10 @@ from torch import Tensor
 
 from ..mods.frontend.call import MaskMod, ScoreMod
 from ..runtime.torch_internals import autocast_anywhere
-from ..torch_ops import calls, checks
+from ..torch_ops import calls, checks, low_precision
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
+from ..torch_ops.recipes import EIGHT_BIT
 
 if TYPE_CHECKING:
     from typing import Required
@@ -34,6 +35,10 @@ class _DenseKeywords(TypedDict, total=False):
     dropout_p: float
     dropout_seed: checks.Seed | None
     deterministic: bool | None
+    precision: Literal["fp8", "mxfp8"] | None
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
     backend: str
 
 
@@ -81,6 +86,10 @@ def flash_attn_func(
     dropout_seed: checks.Seed | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
+    precision: Literal["fp8", "mxfp8"] | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute exact softmax attention over padded batches with O(seqlen) memory.
@@ -88,7 +97,8 @@ def flash_attn_func(
     Key/value head h serves query heads h * g to h * g + g - 1, where g = heads_q / heads_kv (GQA, MQA).
 
     Args:
-        q: (batch, seqlen_q, heads_q, head_dim); float16, bfloat16, float32 or float64, last axis contiguous.
+        q: (batch, seqlen_q, heads_q, head_dim); float16, bfloat16, float32, float64, or float8_e4m3fn; last axis
+            contiguous.
         k: (batch, seqlen_k, heads_kv, head_dim), same dtype and device as q.
         v: (batch, seqlen_k, heads_kv, head_dim_v), same dtype and device as q.
         seqused_k: (batch,) int32 on q's device: number of keys used in each sequence, counted from its first key. Masks
@@ -120,6 +130,12 @@ def flash_attn_func(
         deterministic: make gradients bitwise reproducible; None follows `torch.are_deterministic_algorithms_enabled()`.
             The forward is always deterministic.
         return_lse: also return the log-sum-exp of each row's logits (including the sink), which is differentiable.
+        precision: for training with float16 or bfloat16 q, k and v. "fp8" and "mxfp8" round them to e4m3, with a scale
+            for each head of k, or for blocks of 32 numbers. Autograd saves the 8-bit numbers. Gradients are those of
+            attention on the rounded numbers (straight-through).
+        q_descale, k_descale, v_descale: factors on float8_e4m3fn q, k and v; see `fa4.quantize` for the recipes and
+            their shapes. Heads of q may have own factors or share those of their key/value head, (batch, heads_kv).
+            None means 1. Such a call has no gradients of q, k and v.
         backend: "auto", or the name of a backend, which then serves the call or raises.
 
     q, k and v may be nested tensors of torch's jagged layout, (batch, lengths, heads, head_dim). Then out and lse
@@ -130,9 +146,9 @@ def flash_attn_func(
     Under `torch.autocast`, q, k and v (but not the sink) are cast to autocast's dtype, except float64.
 
     Returns:
-        out (batch, seqlen_q, heads_q, head_dim_v) in q's dtype and, with return_lse, lse (batch, heads_q, seqlen_q),
-        natural logarithm, float32 (float64 for float64 inputs). A row without a key has out 0 and lse -inf (the sink,
-        if there is one).
+        out (batch, seqlen_q, heads_q, head_dim_v) in q's dtype (bfloat16 for 8-bit q) and, with return_lse, lse
+        (batch, heads_q, seqlen_q), natural logarithm, float32 (float64 for float64 inputs). A row without a key has out
+        0 and lse -inf (the sink, if there is one).
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -142,14 +158,20 @@ def flash_attn_func(
     """
     if return_lse is not False:
         checks.boolean("return_lse", return_lse, "a bool")
-    if autocast_anywhere():
+    has_factors = not (q_descale is k_descale is v_descale is None)
+    is_low = has_factors or precision is not None or getattr(q, "dtype", None) in EIGHT_BIT
+    if not is_low and autocast_anywhere():
         q, k, v = cast_all(q, k, v)
     tensors = (q, k, v, learnable_sink, None, None, None, seqused_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
     extras = None
     if not (score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p)):
         extras = calls.CallExtras(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
-    out, lse = calls.attend(False, tensors, (None, None), options, extras)
+    if is_low:
+        factors = q_descale, k_descale, v_descale
+        out, lse = low_precision.attend(False, tensors, (None, None), options, extras, precision, *factors)
+    else:
+        out, lse = calls.attend(False, tensors, (None, None), options, extras)
     return (out, lse) if return_lse else out
 
 
@@ -194,6 +216,10 @@ def flash_attn_varlen_func(
     dropout_seed: checks.Seed | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
+    precision: Literal["fp8", "mxfp8"] | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax attention over packed sequences of different lengths.
@@ -225,7 +251,9 @@ def flash_attn_varlen_func(
     """
     if return_lse is not False:
         checks.boolean("return_lse", return_lse, "a bool")
-    if autocast_anywhere():
+    has_factors = not (q_descale is k_descale is v_descale is None)
+    is_low = has_factors or precision is not None or getattr(q, "dtype", None) in EIGHT_BIT
+    if not is_low and autocast_anywhere():
         q, k, v = cast_all(q, k, v)
     tensors = (q, k, v, learnable_sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     lengths = (max_seqlen_q, max_seqlen_k)
@@ -233,5 +261,9 @@ def flash_attn_varlen_func(
     extras = None
     if not (score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p)):
         extras = calls.CallExtras(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
-    out, lse = calls.attend(True, tensors, lengths, options, extras)
+    if is_low:
+        factors = q_descale, k_descale, v_descale
+        out, lse = low_precision.attend(True, tensors, lengths, options, extras, precision, *factors)
+    else:
+        out, lse = calls.attend(True, tensors, lengths, options, extras)
     return (out, lse) if return_lse else out

@@ -17,11 +17,17 @@ from ..runtime.spec import AttentionInputs, Flags, Gradients, Saved
 from ..runtime.torch_internals import apply_of, may_be_transformed, needs_dispatcher
 from . import batching, ops
 
-Backward = Callable[[Saved, AttentionInputs, Mods | None, Flags], ops.InputAndCapturedGrads]
+Backward = Callable[..., ops.InputAndCapturedGrads]
+"""(saved, inputs, mods, flags, *descales) -> gradients; descales in calls on 8-bit tensors only."""
 
 
 def save(
-    ctx: Any, results: tuple[Tensor, Tensor], inputs: AttentionInputs, flags: Flags, mods: Mods | None = None
+    ctx: Any,
+    results: tuple[Tensor, Tensor],
+    inputs: AttentionInputs,
+    flags: Flags,
+    mods: Mods | None = None,
+    descales: tuple[Tensor | None, ...] = (),
 ) -> None:
     """Save for the backward. Every tensor, block lists included, is a saved tensor: a change before the backward then
     raises, and saved-tensor hooks see it."""
@@ -31,11 +37,12 @@ def save(
     ctx.max_seqlens = inputs.max_seqlens
     if mods is None:
         ctx.mods = None
-        ctx.save_for_backward(*results, *inputs.tensors, scales)
+        ctx.save_for_backward(*results, *inputs.tensors, scales, *descales)
     else:
         ctx.mods = mods._replace(tensors=[], blocks=[], dropout_seed=None)
         ctx.counts = len(mods.tensors), len(mods.blocks)
-        ctx.save_for_backward(*results, *inputs.tensors, scales, mods.dropout_seed, *mods.tensors, *mods.blocks)
+        of_mods = mods.dropout_seed, *mods.tensors, *mods.blocks
+        ctx.save_for_backward(*results, *inputs.tensors, scales, *of_mods, *descales)
 
 
 def run_backward(
@@ -50,20 +57,27 @@ def run_backward(
     mods = ctx.mods
     if mods is not None:
         seed, *lists = others
-        captured, _ = ctx.counts
-        mods = mods._replace(tensors=lists[:captured], blocks=lists[captured:], dropout_seed=seed)
-    return backward(Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse), inputs, mods, flags)
+        captured, blocks = ctx.counts
+        others = lists[captured + blocks :]
+        mods = mods._replace(tensors=lists[:captured], blocks=lists[captured : captured + blocks], dropout_seed=seed)
+    saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
+    return backward(saved, inputs, mods, flags, *others)
 
 
-def autograd_rule(records: ops.Records) -> tuple[Callable[..., None], Callable[..., tuple]]:
+def autograd_rule(
+    records: ops.Records, differentiable: tuple[str, ...] = ("q", "k", "v"), usual: Backward = ops.backward
+) -> tuple[Callable[..., None], Callable[..., tuple]]:
     """Return setup_context and backward for `torch.library.register_autograd`, for a forward operator whose arguments
-    are the records' fields. Each argument gets its gradient or None, by name."""
+    are the records' fields. Each argument gets its gradient or None, by name. differentiable: the arguments that get
+    dq, dk and dv."""
     names = ops.names(records)
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        save(ctx, output, **ops.split(inputs, records))
+        parts = ops.split(inputs, records)
+        parts.pop("sources", None)  # 16-bit tensors of a call that saves 8-bit ones
+        save(ctx, output, **parts)
 
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, by: Backward = ops.backward) -> tuple:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, by: Backward = usual) -> tuple:
         grads = dict[str, Any].fromkeys(names)
         if ctx.mods is not None:
             captured, blocks = ctx.counts
@@ -73,7 +87,7 @@ def autograd_rule(records: ops.Records) -> tuple[Callable[..., None], Callable[.
         found = run_backward(by, ctx, dout, dlse)
         if found is not None:
             of_inputs, of_captured = found
-            grads.update(zip(("q", "k", "v", "sink"), of_inputs))
+            grads.update(zip((*differentiable, "sink"), of_inputs))
             if ctx.mods is not None:
                 grads["tensors"] = of_captured
         return tuple(grads.values())

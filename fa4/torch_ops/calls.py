@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -106,7 +107,7 @@ def attend(
         extras: functions, block mask and dropout; None if the call has none.
     """
     if functional.scaled_dot_product_attention is not _sdpa:
-        _refuse_parts_of_sequences()
+        refuse_parts_of_sequences()
     key_options = options if extras is None else (packed, extras.dropout.p, *options)
     cache: CallCache[CachedCall] | None
     if modes_need_dispatcher():  # compiled code would be valid for this cached state only
@@ -131,12 +132,7 @@ def attend(
         cached = None if cache is None else cache.routes.find(signature)
         inputs = None if cached is None else cached.inputs(tensors, lengths)
         if cached is None or inputs is None:
-            inputs, flags = checks.call(packed, AttentionInputs(*tensors, *lengths), Options(*options))
-            if extras is not None:
-                if packed and extras.block_mask is not None:
-                    inputs = mod_ops.bounded(extras.block_mask, inputs, lengths)
-                random = extras.dropout.checked(inputs.q.device)
-                mods, flags = mod_ops.prepare(inputs, flags, *extras.functions, random)
+            inputs, mods, flags = checked(packed, tensors, lengths, options, extras)
             if by_dispatcher or inputs.q.is_meta:  # (also: lengths may have no values)
                 return autograd.forward(inputs, mods, flags)
             limits = None if mods is None or not packed else mod_ops.Limits.of(mods, extras and extras.block_mask)
@@ -157,6 +153,24 @@ def attend(
     # Bypass torch's dispatcher, which costs more host time than a short kernel takes on the GPU: no mode is active, and
     # no gradient is needed.
     return route.forward(inputs, mods)
+
+
+def checked(
+    packed: bool,
+    tensors: tuple,
+    lengths: tuple,
+    options: tuple,
+    extras: CallExtras | None,
+    dtypes: tuple[torch.dtype, ...] = checks.DTYPES,
+) -> tuple[AttentionInputs, Mods | None, Flags]:
+    """Check a call (arguments: see `attend`) whose q, k and v have one of `dtypes`; return the operator's arguments."""
+    inputs, flags = checks.call(packed, AttentionInputs(*tensors, *lengths), Options(*options), dtypes)
+    if extras is None:
+        return inputs, None, flags
+    if packed and extras.block_mask is not None:
+        inputs = mod_ops.bounded(extras.block_mask, inputs, lengths)
+    random = extras.dropout.checked(inputs.q.device)
+    return inputs, *mod_ops.prepare(inputs, flags, *extras.functions, random)
 
 
 def _attend_jagged(tensors: tuple, options: tuple, extras: CallExtras | None) -> tuple[Tensor, Tensor]:
@@ -189,7 +203,7 @@ def packed_sizes(tensors: tuple, lengths: tuple) -> tuple[int, int, bool] | None
     return None if max_seqlen_q < 0 or max_seqlen_k < 0 else (max_seqlen_q, max_seqlen_k, rows > 1 and keys > 1)
 
 
-def _refuse_parts_of_sequences() -> None:
+def refuse_parts_of_sequences() -> None:
     """Raise inside torch's context_parallel: a tensor is one rank's part of a sequence there, so attention over it
     alone would be silently wrong. The replaced scaled_dot_product_attention identifies the context."""
     replaced_by = getattr(functional.scaled_dot_product_attention, "__module__", None) or ""

@@ -30,11 +30,17 @@ class Options(NamedTuple):
     backend: str = "auto"
 
 
-def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Flags]:
-    """Check a call and return the operator's arguments. `inputs`: tensors and lengths as the caller passed them."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def call(
+    packed: bool, inputs: AttentionInputs, options: Options, dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> tuple[AttentionInputs, Flags]:
+    """Check a call and return the operator's arguments. `inputs`: tensors and lengths as the caller passed them.
+    dtypes: those that q, k and v may have."""
     # (No _replace below: the compiler of torch 2.8 does not know it.)
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
-    check_tensors(packed, q, k, v)
+    check_tensors(packed, q, k, v, dtypes)
     call_flags = flags(q, k, v, sink, options)
     if packed:
         bounds = check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
@@ -58,10 +64,7 @@ def shown(x: Tensor, first: int | None = None, rest: str = "") -> str:
     return f"({', '.join(sizes)})"
 
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def check_tensors(packed: bool, q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_tensors(packed: bool, q: Tensor, k: Tensor, v: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
     """Check padded or packed q, k, v."""
     ndim, axes = (3, "(total, heads, head_dim)") if packed else (4, "(batch, seqlen, heads, head_dim)")
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -73,7 +76,7 @@ def check_tensors(packed: bool, q: Tensor, k: Tensor, v: Tensor) -> None:
             )
         if len(x.shape) != ndim:
             raise ValueError(f"{name} has {len(x.shape)} dimensions, shape {shown(x)}, expected {ndim}: {axes}")
-        check_like(name, x, q, "q")
+        check_like(name, x, q, "q", dtypes=dtypes)
     if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
         raise ValueError(f"q has {q.shape[-2]} heads, expected a positive multiple of k's {k.shape[-2]}")
     if k.shape[-1] != q.shape[-1] or not (packed or k.shape[0] == q.shape[0]):
@@ -127,10 +130,12 @@ def refuse_nested(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
-def check_like(name: str, x: Tensor, q: Tensor, like: str, any_dtype: bool = False) -> None:
-    """Check dtype, device and last axis of a strided or jagged tensor. like: the caller's name of q. any_dtype: x may
-    have another dtype than q."""
-    check_dtype(name, x)
+def check_like(
+    name: str, x: Tensor, q: Tensor, like: str, any_dtype: bool = False, dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> None:
+    """Check dtype (one of `dtypes`), device and last axis of a strided or jagged tensor. like: the caller's name of q.
+    any_dtype: x may have another dtype than q."""
+    check_dtype(name, x, dtypes)
     if x.dtype != q.dtype and not any_dtype:
         raise TypeError(f"{name} has dtype {x.dtype}, expected {q.dtype} like {like}")
     if x.device != q.device:
@@ -292,10 +297,12 @@ def check_plain(name: str, x: Any, q: Tensor, expected: str = "a torch.Tensor", 
         raise ValueError(f"{name} is on {x.device}, expected {q.device} like {like}")
 
 
-def check_dtype(name: str, x: Tensor) -> None:
-    """Raise unless x has a dtype that attention supports."""
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
+def check_dtype(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
+    """Raise unless x has one of `dtypes`: those that attention supports, or a call's choice of them."""
+    if x.dtype not in dtypes:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+        expected = f"{', '.join(others)} or {last}" if others else last
+        raise TypeError(f"{name} has dtype {x.dtype}, expected {expected}")
 
 
 def _check_sink(sink: Tensor, q: Tensor) -> None:

@@ -116,7 +116,7 @@ def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Ro
 
 def forward(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> tuple[Tensor, Tensor]:
     """Return (out, lse) by the operator."""
-    flags = _with_scales(flags)
+    flags = with_scales(flags)
     if mods is None:
         return torch.ops.fa4.forward(*inputs, *flags)
     return torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)
@@ -133,7 +133,7 @@ def backward(saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Fl
     return Gradients(dq, dk, dv, None if inputs.sink is None else dsink), captured
 
 
-def _with_scales(flags: Flags) -> Flags:
+def with_scales(flags: Flags) -> Flags:
     """Return flags for an operator call; in compiled code, a softmax_scale or softcap that may change becomes a tensor.
     torch would specialise on a float argument of an operator, and recompile for the next value."""
     if not torch.compiler.is_compiling():
@@ -179,7 +179,9 @@ def _fake_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mo
     return *results, [x.new_empty(x.shape if i in mods.trained else 0) for i, x in enumerate(mods.tensors)]
 
 
-def _register_flops(name: str, records: Records, formula: Callable[..., int]) -> None:
+def register_flops(name: str, records: Records, formula: Callable[..., int]) -> None:
+    """Register the FLOP formula of an operator, a function of its records by name."""
+
     @register_flop_formula(getattr(torch.ops.fa4, name), get_raw=True)
     def count(*arguments, out_val=None, **_) -> int:
         return formula(**split(arguments, records))
@@ -192,8 +194,8 @@ for _suffix, _records, _gradients in (
 ):
     define(f"forward{_suffix}", _records, "Tensor out, Tensor lse", _forward, fake_forward)
     define(f"backward{_suffix}", backward_of(_records), _gradients, _backward, _fake_backward)
-    _register_flops(f"forward{_suffix}", _records, flops.forward)
-    _register_flops(f"backward{_suffix}", backward_of(_records), flops.backward)
+    register_flops(f"forward{_suffix}", _records, flops.forward)
+    register_flops(f"backward{_suffix}", backward_of(_records), flops.backward)
 for _name, _records in (("forward", FORWARD), ("backward", backward_of(FORWARD))):
     _rule = batching.rule(getattr(torch.ops.fa4, _name), names(_records))
     torch.library.register_vmap(f"fa4::{_name}", _rule, lib=library)

@@ -1,0 +1,165 @@
+"""Quantisation to e4m3 with scales, for attention on 8-bit tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..torch_ops import checks, recipes
+from ..torch_ops.low_precision import check_scales
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Quantized(NamedTuple):
+    """8-bit numbers and their scales: x ~= data * scales."""
+
+    data: Tensor
+    scales: Tensor
+
+
+def quantize(
+    x: Tensor,
+    recipe: str,
+    *,
+    axis: str = "head_dim",
+    heads: int | None = None,
+    smooth: bool = False,
+    rotate: bool = False,
+    cu_seqlens: Tensor | None = None,
+    seqused: Tensor | None = None,
+) -> Quantized:
+    """Round q, k or v to e4m3, with a scale for each group of numbers: x ~= data * scales.
+
+    | recipe | a scale for | shape of scales | dtype |
+    |---|---|---|---|
+    | "tensor" | all of x | () | float32 |
+    | "head" | a head of a sequence | (batch, heads) | float32 |
+    | "block128" | 128 tokens of a head | (batch, ceil(seqlen / 128), heads) | float32 |
+    | "mxfp8" | 32 columns of a token | (batch, seqlen, heads, head_dim / 32) | float8_e8m0fnu |
+    | "mxfp8", axis="tokens" | 32 tokens of a column | (batch, ceil(seqlen / 32), heads, head_dim) | float8_e8m0fnu |
+
+    A float32 scale is the largest magnitude of its group, amax, divided by 448, the largest e4m3 number; it is at least
+    2^-126, and 1 for a group of zeros. An E8M0 scale follows the OCP MX specification: 2^(floor(log2(amax)) - 8), at
+    least 2^-127; numbers above 448 times the scale saturate. Numbers are rounded to nearest even. A group with an inf
+    or a NaN has scale NaN, so that all of it dequantises to NaN. There is no host synchronisation and no gradient.
+
+    For mxfp8, quantise q and k along head_dim, and v along tokens: each along the axis that its product sums over.
+
+    Args:
+        x: (batch, seqlen, heads, head_dim), or packed (total, heads, head_dim); float16, bfloat16 or float32, any
+            strides.
+        recipe: "tensor", "head", "block128" or "mxfp8".
+        axis: "head_dim" or "tokens": the axis of the blocks of "mxfp8".
+        heads: number of heads that scales have, for "head" and "block128"; neighbouring heads share a scale.
+            `heads=heads_kv` gives q the shape of scales that k has. None: one scale for each head of x.
+        smooth: for k. First subtract the mean over the tokens of each sequence and head. Softmax does not change if a
+            constant is added to all scores of a row, and q times the mean is one; so out stays the same, if there is no
+            softcap, score_mod or learnable_sink. lse is then lower by softmax_scale * q @ mean (add it back where
+            needed). The outliers of k are often alike for all tokens, and this removes them.
+        rotate: for q and k, both. First multiply by an orthogonal matrix over head_dim: fixed signs, then the Hadamard
+            matrix. q k^T stays the same, and outlier columns are spread over all columns. head_dim must be a power of
+            two.
+        cu_seqlens: (batch + 1,) int32 of a packed x. Scales of "block128" and of "mxfp8" along tokens are then
+            (total // n + batch, ...) for blocks of n tokens: block j of sequence b has index cu_seqlens[b] // n + b +
+            j. Not needed for "tensor", and for "mxfp8" along head_dim, unless smooth.
+        seqused: (batch,) int32, the rows of each sequence that are used. Other rows count in no scale and become 0.
+
+    Returns:
+        data (float8_e4m3fn, shape of x, contiguous) and scales; a named tuple.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or value.
+    """
+    _check(x, recipe, axis, heads, cu_seqlens, seqused)
+    smooth, rotate = (checks.boolean(name, y, "a bool") for name, y in (("smooth", smooth), ("rotate", rotate)))
+    needs_bounds = smooth or recipe in ("head", "block128") or (recipe, axis) == ("mxfp8", "tokens")
+    if x.ndim == 3 and cu_seqlens is None and needs_bounds:
+        by = "smooth" if smooth else f"recipe {recipe!r}"
+        raise ValueError(f"cu_seqlens is None, expected an int32 torch.Tensor: {by} of a packed x is per sequence")
+    if rotate and x.shape[-1] & (x.shape[-1] - 1):
+        raise ValueError(f"x has head_dim {x.shape[-1]}, expected a power of two with rotate")
+    return Quantized(*recipes.quantized(x, recipe, heads, axis, cu_seqlens, seqused, smooth=smooth, rotate=rotate))
+
+
+def _check(
+    x: Tensor, recipe: str, axis: str, heads: int | None, cu_seqlens: Tensor | None, seqused: Tensor | None
+) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}, expected a torch.Tensor")
+    checks.check_plain("x", x, x)
+    checks.check_dtype("x", x, _DTYPES)
+    if recipe not in recipes.RECIPES:
+        raise ValueError(f"recipe is {recipe!r}, expected {_listed(recipes.RECIPES)}")
+    if axis not in recipes.AXES:
+        raise ValueError(f"axis is {axis!r}, expected {_listed(recipes.AXES)}")
+    if axis == "tokens" and recipe != "mxfp8":
+        raise ValueError(f"axis is 'tokens' with recipe {recipe!r}, expected recipe 'mxfp8'")
+    if x.ndim not in (3, 4) or x.shape[-1] == 0:
+        axes = "(batch, seqlen, heads, head_dim) or (total, heads, head_dim)"
+        raise ValueError(f"x has shape {checks.shown(x)}, expected {axes}")
+    if heads is not None:
+        if recipe not in ("head", "block128"):
+            raise ValueError(f"heads is given with recipe {recipe!r}, expected recipe 'head' or 'block128'")
+        if checks.count("heads", heads) == 0 or x.shape[-2] % heads:
+            raise ValueError(f"heads is {heads}, expected a divisor of x's {x.shape[-2]} heads")
+    if recipe == "mxfp8" and axis == "head_dim" and x.shape[-1] % recipes.TOKENS_OF_MX:
+        raise ValueError(f"x has head_dim {x.shape[-1]}, expected a multiple of 32 for recipe 'mxfp8'")
+    _check_bounds(x, cu_seqlens, "x")
+    if seqused is not None:
+        if x.ndim == 3 and cu_seqlens is None:
+            raise ValueError("seqused is given without cu_seqlens, expected both for a packed x")
+        checks.check_int32("seqused", seqused, x, x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, "x")
+
+
+def _check_bounds(x: Tensor, cu_seqlens: Tensor | None, name: str) -> None:
+    if cu_seqlens is None:
+        return
+    if x.ndim == 4:
+        raise ValueError(
+            f"cu_seqlens is given with {name} of shape {checks.shown(x)}, expected (total, heads, head_dim)"
+        )
+    checks.check_int32("cu_seqlens", cu_seqlens, x, None, name)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}"
+
+
+def dequantize(
+    data: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16, *, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """Return data * scales of `fa4.quantize`, computed in float32 and rounded to dtype.
+
+    The dtype and shape of scales tell the recipe. With E8M0 scales the product is exact in float32, and in bfloat16.
+
+    Args:
+        data: float8_e4m3fn, (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim).
+        scales: as `fa4.quantize` returns them.
+        dtype: float16, bfloat16, float32 or float64.
+        cu_seqlens: (batch + 1,) int32 of packed data.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device.
+    """
+    if not isinstance(data, Tensor):
+        raise TypeError(f"data is a {type(data).__name__}, expected a torch.Tensor")
+    checks.check_plain("data", data, data)
+    checks.check_dtype("data", data, (recipes.E4M3,))
+    if dtype not in checks.DTYPES:
+        raise TypeError(f"dtype is {dtype}, expected float16, bfloat16, float32 or float64")
+    if data.ndim not in (3, 4):
+        axes = "(batch, seqlen, heads, head_dim) or (total, heads, head_dim)"
+        raise ValueError(f"data has shape {checks.shown(data)}, expected {axes}")
+    _check_bounds(data, cu_seqlens, "data")
+    all_heads = data.shape[-2]
+    divisors = tuple(n for n in range(1, all_heads + 1) if all_heads % n == 0)
+    batch = data.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    check_scales("scales", scales, "data", data, batch, divisors)
+    needs_bounds = scales.ndim > 1 and tuple(scales.shape[:-1]) != tuple(data.shape[:-1])
+    if data.ndim == 3 and cu_seqlens is None and needs_bounds:
+        raise ValueError("cu_seqlens is None, expected an int32 torch.Tensor: these scales are per sequence")
+    return recipes.dequantized(data, scales, dtype, cu_seqlens)

@@ -1,0 +1,206 @@
+"""Attention on e4m3 tensors, and training that rounds 16-bit tensors to e4m3: operators `fa4::forward_8bit`,
+`fa4::forward_8bit_with_mods`, and the checks of such calls.
+
+Calls of these tensors have no cached route: see `calls` for those of 16 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..mods.ir.record import Mods
+from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
+from ..runtime.torch_internals import autocast_anywhere, is_transformed
+from . import autograd, calls, checks, flops, ops, recipes
+from .autocast import cast_all
+from .run.allocate import shapes
+
+PRECISIONS = ("fp8", "mxfp8")
+_TRAINED = (torch.float16, torch.bfloat16)
+
+
+class Descales(NamedTuple):
+    """Factors on 8-bit q, k and v, of the shapes in `recipes.expected_shapes`; None means 1."""
+
+    q_descale: Tensor | None = None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+
+
+class Sources(NamedTuple):
+    """The 16-bit tensors that q, k and v were rounded from, which get their gradients. Kernels do not read them, and
+    autograd does not save them. None in a call on 8-bit tensors."""
+
+    q_source: Tensor | None = None
+    k_source: Tensor | None = None
+    v_source: Tensor | None = None
+
+
+FORWARD: ops.Records = {"inputs": AttentionInputs, "descales": Descales, "flags": Flags, "sources": Sources}
+FORWARD_WITH_MODS: ops.Records = {
+    "inputs": AttentionInputs, "descales": Descales, "mods": Mods, "flags": Flags, "sources": Sources,
+}  # fmt: skip
+
+
+def native(
+    inputs: AttentionInputs, descales: Descales, mods: Mods | None, flags: Flags
+) -> tuple[Tensor, Tensor] | None:
+    """Return out (bfloat16) and lse of a kernel that multiplies 8-bit numbers; None if no kernel serves the call."""
+    return None
+
+
+def dequantized(inputs: AttentionInputs, descales: Descales, dtype: torch.dtype) -> AttentionInputs:
+    """Return the inputs with q, k and v as numbers of `dtype`."""
+    bounds = inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.cu_seqlens_k
+    q, k, v = (recipes.dequantized(x, s, dtype, cu) for x, s, cu in zip(inputs[:3], descales, bounds))
+    return AttentionInputs(q, k, v, *inputs[3:])
+
+
+def _dtype(sources: Sources) -> torch.dtype:
+    """Return the dtype of out: bfloat16, or that of the tensors that are trained."""
+    return torch.bfloat16 if sources.q_source is None else sources.q_source.dtype
+
+
+def _forward(
+    inputs: AttentionInputs, descales: Descales, flags: Flags, sources: Sources, mods: Mods | None = None
+) -> tuple[Tensor, Tensor]:
+    checks.lengths(inputs)
+    dtype, results = _dtype(sources), native(inputs, descales, mods, flags)
+    if results is not None:
+        return results[0].to(dtype), results[1]
+    inputs = dequantized(inputs, descales, dtype)
+    return ops.route(inputs, flags, mods).forward(inputs, mods)
+
+
+def _fake_forward(inputs: AttentionInputs, sources: Sources, **_: Any) -> tuple[Tensor, Tensor]:
+    out, lse = shapes(inputs.q.shape, inputs.v.shape[-1])
+    return inputs.q.new_empty(out, dtype=_dtype(sources)), inputs.q.new_empty(lse, dtype=compute_dtype(_dtype(sources)))
+
+
+def _backward(
+    saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, *descales: Tensor | None
+) -> ops.InputAndCapturedGrads:
+    """Compute gradients of 16-bit attention on the numbers that the forward multiplied. So P is exp(S - lse) with the
+    S that lse came from, and its rows sum to 1; and D = rowsum(dO * O) belongs to the O that was returned."""
+    return ops.backward(saved, dequantized(inputs, Descales(*descales), saved.out.dtype), mods, flags)
+
+
+def _flops(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None, **_: Any) -> int:
+    return flops.forward(inputs, flags, mods)
+
+
+for _suffix, _records in (("", FORWARD), ("_with_mods", FORWARD_WITH_MODS)):
+    ops.define(f"forward_8bit{_suffix}", _records, "Tensor out, Tensor lse", _forward, _fake_forward)
+    ops.register_flops(f"forward_8bit{_suffix}", _records, _flops)
+    _setup, _rule = autograd.autograd_rule(_records, Sources._fields, _backward)
+    torch.library.register_autograd(f"fa4::forward_8bit{_suffix}", _rule, setup_context=_setup, lib=ops.library)
+
+
+def attend(
+    packed: bool,
+    tensors: tuple,
+    lengths: tuple,
+    options: tuple,
+    extras: calls.CallExtras | None,
+    precision: str | None,
+    *descales: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of a call with 8-bit tensors, descales or a precision; the other arguments are those of
+    `calls.attend`."""
+    calls.refuse_parts_of_sequences()
+    if not torch.compiler.is_compiling() and is_transformed():
+        raise NotImplementedError("precision and 8-bit q, k and v do not work inside transforms of torch.func")
+    q, k, v, *others = tensors
+    if precision is not None and autocast_anywhere():
+        q, k, v = cast_all(q, k, v)
+    check_operands(q, k, v, precision, descales)
+    dtypes = _TRAINED if precision else (recipes.E4M3,)
+    inputs, mods, flags = calls.checked(packed, (q, k, v, *others), lengths, options, extras, dtypes)
+    if precision is None:
+        check_descales(inputs, descales)
+        sources, factors = Sources(), Descales(*descales)
+    else:
+        sources = Sources(*inputs[:3])
+        inputs, factors = _rounded(inputs, precision)
+    flags = ops.with_scales(flags)
+    if mods is None:
+        return torch.ops.fa4.forward_8bit(*inputs, *factors, *flags, *sources)
+    return torch.ops.fa4.forward_8bit_with_mods(*inputs, *factors, *mods, *flags, *sources)
+
+
+def _rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, Descales]:
+    """Return the inputs as 8-bit tensors, and their scales. Every scale is a power of two: products of it with e4m3
+    numbers are exact in 16 bits, so the backward's numbers are those of a kernel on 8 bits."""
+    q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *bounds = inputs
+    rows_q, rows_k = (cu_seqlens_q, seqused_q), (cu_seqlens_k, seqused_k)
+    if precision == "fp8":
+        heads = k.shape[-2]
+        (q, sq), (k, sk), (v, sv) = (
+            recipes.quantized(x, "head", heads, "head_dim", *rows, power_of_two=True)
+            for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k))
+        )
+    else:
+        if q.shape[-1] % recipes.TOKENS_OF_MX:
+            raise ValueError(f"q has head_dim {q.shape[-1]}, expected a multiple of 32 for precision 'mxfp8'")
+        (q, sq), (k, sk), (v, sv) = (
+            recipes.quantized(x, "mxfp8", None, axis, *rows)
+            for x, axis, rows in ((q, "head_dim", rows_q), (k, "head_dim", rows_k), (v, "tokens", rows_k))
+        )
+    lengths: Any = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *bounds)
+    return AttentionInputs(q, k, v, sink, *lengths), Descales(sq, sk, sv)
+
+
+def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tuple) -> None:
+    """Raise unless q, k and v have the dtypes of a call with this precision, and may be differentiated if they must."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}, expected None, 'fp8' or 'mxfp8'")
+    for name, x in zip(Descales._fields, descales):
+        if x is not None and precision is not None:
+            raise ValueError(f"{name} is given with precision {precision!r}, expected None: scales are computed")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+        if precision is not None:
+            if x.dtype not in _TRAINED:
+                raise TypeError(
+                    f"{name} has dtype {x.dtype}, expected torch.float16 or torch.bfloat16 for precision {precision!r}"
+                )
+        elif x.dtype != recipes.E4M3:
+            descale = next((of for of, y in zip(Descales._fields, descales) if y is not None), None)
+            reason = "" if x is q and descale is None else " like q" if x is not q else f" to go with {descale}"
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {recipes.E4M3}{reason}")
+        elif x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name} requires grad, and 8-bit tensors have no gradients: pass {name}.detach(), or 16-bit tensors "
+                "with precision='fp8'"
+            )
+
+
+def check_descales(inputs: AttentionInputs, descales: tuple) -> None:
+    """Raise unless each descale has the dtype, shape and device of a recipe's scales."""
+    heads_kv = inputs.k.shape[-2]
+    for name, x, descale in zip(("q", "k", "v"), inputs, descales):
+        if descale is None:
+            continue
+        assert isinstance(x, Tensor)
+        heads = (heads_kv,) if x.shape[-2] == heads_kv else (heads_kv, x.shape[-2])
+        check_scales(f"{name}_descale", descale, name, x, inputs.batch, heads)
+
+
+def check_scales(label: str, scales: Any, name: str, x: Tensor, batch: int, heads: tuple[int, ...]) -> None:
+    """Raise unless `scales` may stand beside the 8-bit x. heads: the numbers of heads that they may have."""
+    checks.check_plain(label, scales, x, like=name)
+    if scales.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"{label} requires grad, and scales have no gradients: pass {label}.detach()")
+    if scales.dtype not in (torch.float32, recipes.E8M0):
+        raise TypeError(f"{label} has dtype {scales.dtype}, expected torch.float32 or {recipes.E8M0}")
+    possible = recipes.expected_shapes(x.shape, batch, heads)
+    names = ("mxfp8", "tokens") if scales.dtype == recipes.E8M0 else ("tensor", "head", "block128")
+    allowed = [shape for name in names for shape in possible[name]]
+    if tuple(scales.shape) not in allowed:
+        shown = ", ".join(map(str, dict.fromkeys(allowed)))
+        text = f"expected one of {shown} for {scales.dtype} beside {name} {checks.shown(x)}"
+        raise ValueError(f"{label} has shape {checks.shown(scales)}, {text}")
