@@ -13,7 +13,7 @@ from ..mods.frontend.call import MaskMod, ScoreMod
 from ..runtime import dispatch
 from ..runtime.device import chip_of
 from ..runtime.spec import ALL_BYTES, AttentionInputs, AttentionSpec, Cache
-from ..torch_ops import checks, jagged, mod_ops
+from ..torch_ops import checks, jagged, low_precision, mod_ops, recipes
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
 
@@ -48,13 +48,18 @@ def explain(
     page_table: Tensor | None = None,
     num_splits: int = 0,
     batch_invariant: bool = False,
+    precision: str | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     backend: str = "auto",
 ) -> dispatch.Explanation:
     """Return which backend and tiles a call with these arguments gets, and why the preferred backends do not serve it.
 
     Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func`, without `return_lse` and `dropout_seed`, which
     change nothing here. Also takes those arguments of `flash_attn_with_kvcache` that affect the choice, with the caches
-    as k and v. Packed q, k, v without cu_seqlens count as one sequence. Runs nothing, and reads only a block mask's
+    as k and v. For 8-bit q, k and v, and with precision, the answer is about the 16-bit tensors that they are
+    dequantised to. Packed q, k, v without cu_seqlens count as one sequence. Runs nothing, and reads only a block mask's
     counts, for the fraction of visited blocks. The returned record prints as text. Tensors on the "meta" device work if
     only shapes are known.
 
@@ -62,7 +67,14 @@ def explain(
         TypeError, ValueError: the call would raise it for one of its arguments.
     """
     checks.refuse_nested(q, k, v)
-    q, k, v = cast_all(q, k, v)
+    descales, is_8bit = (q_descale, k_descale, v_descale), getattr(q, "dtype", None) in recipes.EIGHT_BIT
+    if not is_8bit:
+        q, k, v = cast_all(q, k, v)
+    has_factors = any(x is not None for x in descales) and getattr(k, "dtype", None) not in ALL_BYTES
+    if is_8bit or precision is not None or has_factors:
+        low_precision.check_operands(q, k, v, precision, descales)
+    if is_8bit:
+        q, k, v = (torch.empty_like(x, dtype=torch.bfloat16) for x in (q, k, v))
     if jagged.is_jagged((q, k, v)):
         tensors, (max_seqlen_q, max_seqlen_k) = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k))
         score_mod, mask_mod, block_mask = jagged.packed_mods((q, k, v), (score_mod, mask_mod, block_mask))
@@ -90,6 +102,8 @@ def explain(
                 raise ValueError(
                     f"{name} is given with q of shape {checks.shown(q)}, expected (total, heads, head_dim)"
                 )
+        if is_8bit:
+            low_precision.check_descales(inputs, descales)
     flags = flags._replace(
         num_splits=checks.count("num_splits", num_splits),
         batch_invariant=checks.boolean("batch_invariant", batch_invariant, "a bool"),

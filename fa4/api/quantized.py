@@ -81,7 +81,8 @@ def quantize(
         raise ValueError(f"cu_seqlens is None, expected an int32 torch.Tensor: {by} of a packed x is per sequence")
     if rotate and x.shape[-1] & (x.shape[-1] - 1):
         raise ValueError(f"x has head_dim {x.shape[-1]}, expected a power of two with rotate")
-    return Quantized(*recipes.quantized(x, recipe, heads, axis, cu_seqlens, seqused, smooth=smooth, rotate=rotate))
+    data, scales = recipes.quantized(x, recipe, heads, axis, cu_seqlens, seqused, smooth=smooth, rotate=rotate)
+    return Quantized(data, recipes.as_e8m0(scales) if recipe == "mxfp8" else scales)
 
 
 def _check(
@@ -155,11 +156,12 @@ def dequantize(
         axes = "(batch, seqlen, heads, head_dim) or (total, heads, head_dim)"
         raise ValueError(f"data has shape {checks.shown(data)}, expected {axes}")
     _check_bounds(data, cu_seqlens, "data")
-    all_heads = data.shape[-2]
+    checks.check_plain("scales", scales, data, like="data")
+    if data.ndim == 3 and cu_seqlens is None and scales.ndim > 1 and scales.shape[:-1] != data.shape[:-1]:
+        raise ValueError(
+            "cu_seqlens is None, expected an int32 torch.Tensor: these scales of packed data are per sequence"
+        )
+    all_heads, batch = data.shape[-2], data.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     divisors = tuple(n for n in range(1, all_heads + 1) if all_heads % n == 0)
-    batch = data.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     check_scales("scales", scales, "data", data, batch, divisors)
-    needs_bounds = scales.ndim > 1 and tuple(scales.shape[:-1]) != tuple(data.shape[:-1])
-    if data.ndim == 3 and cu_seqlens is None and needs_bounds:
-        raise ValueError("cu_seqlens is None, expected an int32 torch.Tensor: these scales are per sequence")
     return recipes.dequantized(data, scales, dtype, cu_seqlens)

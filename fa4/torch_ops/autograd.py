@@ -74,7 +74,8 @@ def autograd_rule(
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         parts = ops.split(inputs, records)
-        parts.pop("sources", None)  # 16-bit tensors of a call that saves 8-bit ones
+        sources = parts.pop("sources", ())  # 16-bit tensors of a call that saves 8-bit ones; None if there are none
+        ctx.has_leaves = all(x is not None for x in sources)
         save(ctx, output, **parts)
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, by: Backward = usual) -> tuple:
@@ -88,6 +89,8 @@ def autograd_rule(
         if found is not None:
             of_inputs, of_captured = found
             grads.update(zip((*differentiable, "sink"), of_inputs))
+            if not ctx.has_leaves:
+                grads.update(dict.fromkeys(differentiable))
             if ctx.mods is not None:
                 grads["tensors"] = of_captured
         return tuple(grads.values())

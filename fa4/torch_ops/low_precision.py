@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..mods.ir.record import Mods
+from ..runtime import torch_internals
 from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
 from ..runtime.torch_internals import autocast_anywhere, is_transformed
 from . import autograd, calls, checks, flops, ops, recipes
@@ -110,7 +112,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of a call with 8-bit tensors, descales or a precision; the other arguments are those of
     `calls.attend`."""
-    calls.refuse_parts_of_sequences()
+    if functional.scaled_dot_product_attention is not torch_internals.scaled_dot_product_attention:
+        calls.refuse_parts_of_sequences()
     if not torch.compiler.is_compiling() and is_transformed():
         raise NotImplementedError("precision and 8-bit q, k and v do not work inside transforms of torch.func")
     q, k, v, *others = tensors

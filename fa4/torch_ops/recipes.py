@@ -115,13 +115,33 @@ def _scales(largest: Tensor, power_of_two: bool) -> Tensor:
 
 
 def _e8m0(largest: Tensor) -> Tensor:
-    """Return E8M0 scales: 2^(floor(log2(largest)) - 8), at least 2^-127; NaN for a group with an inf or a NaN.
+    """Return E8M0 scales as uint8: 2^(floor(log2(largest)) - 8), at least 2^-127; NaN for a group with an inf or a NaN.
 
     Source: OCP Microscaling Formats (MX) v1.0, section 6.3.
     """
     exponent = largest.contiguous().view(torch.int32) >> _MANTISSA
     scales = torch.where(exponent == _NON_FINITE, _NON_FINITE, (exponent - _EXPONENT_OF_LARGEST).clamp(min=0))
-    return scales.to(torch.uint8).view(E8M0)
+    return scales.to(torch.uint8)
+
+
+def _of_e8m0(scales: Tensor) -> Tensor:
+    """Return E8M0 scales, or their bits as uint8, as float32 numbers."""
+    bits = scales.view(torch.uint8).int()
+    smallest, nan = 1 << (_MANTISSA - 1), 0x7FC00000  # 2^-127 is subnormal in float32
+    return torch.where(bits == 0, smallest, torch.where(bits == _NON_FINITE, nan, bits << _MANTISSA)).view(
+        torch.float32
+    )
+
+
+library = torch.library.Library("fa4", "FRAGMENT")
+library.define("as_e8m0(Tensor bits) -> Tensor")
+library.impl("as_e8m0", lambda bits: bits.clone().view(E8M0), "CompositeExplicitAutograd")
+torch.library.register_fake("fa4::as_e8m0", lambda bits: bits.new_empty(bits.shape, dtype=E8M0), lib=library)
+
+
+def as_e8m0(bits: Tensor) -> Tensor:
+    """Return uint8 bits as E8M0 numbers. In compiled code by an operator: torch's code generators lack the dtype."""
+    return torch.ops.fa4.as_e8m0(bits) if torch.compiler.is_compiling() else bits.view(E8M0)
 
 
 def quantized(
@@ -136,8 +156,8 @@ def quantized(
     smooth: bool = False,
     rotate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return data and scales of checked arguments: see `fa4.quantize`. power_of_two: see `_scales`. Rows that are not
-    used become 0, and count in no scale."""
+    """Return data and scales of checked arguments: see `fa4.quantize`. E8M0 scales are uint8 here. power_of_two: see
+    `_scales`. Rows that are not used become 0, and count in no scale."""
     x = x.detach().float()
     used = used_rows(x.shape, cu_seqlens, seqused)
     if used is not None:
@@ -180,11 +200,12 @@ def expected_shapes(shape: Sequence[int], batch: int, heads: Sequence[int]) -> d
 
 
 def spread(scales: Tensor, shape: Sequence[int], cu_seqlens: Tensor | None = None) -> Tensor:
-    """Return scales as float32 factors that broadcast to a tensor of this shape, whose `expected_shapes` has theirs."""
-    factors, packed = scales.float(), len(shape) == 3
+    """Return scales as float32 factors that broadcast to a tensor of this shape, whose `expected_shapes`
+    has theirs. E8M0 scales may be uint8."""
+    is_mx, packed = scales.dtype != torch.float32, len(shape) == 3
+    factors = _of_e8m0(scales) if is_mx else scales
     if factors.ndim < 2:
         return factors.view(())
-    is_mx = scales.dtype == E8M0
     if is_mx and scales.shape[-1] != shape[-1]:
         return factors.repeat_interleave(TOKENS_OF_MX, -1)
     if not is_mx:

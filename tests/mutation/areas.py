@@ -260,6 +260,11 @@ AREAS = (
         ("tests/test_latent.py",),
     ),
     Area(
+        "low precision",
+        ("fa4/api/quantized.py", "fa4/torch_ops/low_precision.py", "fa4/torch_ops/recipes.py"),
+        ("tests/fp8/test_recipes.py", "tests/fp8/test_attention.py", "tests/fp8/test_training.py"),
+    ),
+    Area(
         "states",
         ("fa4/api/states.py", "fa4/distributed/*", "fa4/fwd/kernels/join.py"),
         ("tests/test_states.py", "tests/test_distributed.py"),
