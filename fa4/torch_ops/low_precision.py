@@ -86,7 +86,7 @@ def _backward(
     saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, *descales: Tensor | None
 ) -> ops.InputAndCapturedGrads:
     """Compute gradients of 16-bit attention on the numbers that the forward multiplied. So P is exp(S - lse) with the
-    S that lse came from, and its rows sum to 1; and D = rowsum(dO * O) belongs to the O that was returned."""
+    S that lse came from, and its rows sum to 1. D = rowsum(dO * O) takes the 16-bit O that was returned."""
     return ops.backward(saved, dequantized(inputs, Descales(*descales), saved.out.dtype), mods, flags)
 
 
@@ -127,14 +127,14 @@ def attend(
         sources, factors = Sources(), Descales(*descales)
     else:
         sources = Sources(*inputs[:3])
-        inputs, factors = _rounded(inputs, precision)
+        inputs, factors = rounded(inputs, precision)
     flags = ops.with_scales(flags)
     if mods is None:
         return torch.ops.fa4.forward_8bit(*inputs, *factors, *flags, *sources)
     return torch.ops.fa4.forward_8bit_with_mods(*inputs, *factors, *mods, *flags, *sources)
 
 
-def _rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, Descales]:
+def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, Descales]:
     """Return the inputs as 8-bit tensors, and their scales. Every scale is a power of two: products of it with e4m3
     numbers are exact in 16 bits, so the backward's numbers are those of a kernel on 8 bits."""
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *bounds = inputs

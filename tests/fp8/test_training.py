@@ -20,7 +20,7 @@ DROPOUT = Case("dropout", seqlen_q=70, seqlen_k=90, heads_q=4, dropout_p=0.3, ca
 
 def rounded(problem, precision):
     """The problem on the numbers that the call multiplies."""
-    inputs, descales = low_precision._rounded(problem.inputs, precision)
+    inputs, descales = low_precision.rounded(problem.inputs, precision)
     exact = low_precision.dequantized(inputs, descales, torch.float32)
     return type(problem)(problem.case, exact, problem.spec, problem.dout, problem.dlse)
 
@@ -43,7 +43,7 @@ def test_case_is_right(case, precision, seed):
 def test_rounded_numbers_are_exact_in_16_bits(dtype, precision, seed):
     """So the backward has the very numbers of a forward that multiplies 8 bits. (Large ones: float16 ends at 2^-24.)"""
     problem = make(Case("x", seqlen_q=40, seqlen_k=70, dtype=dtype, logits=8.0), seed)
-    inputs, descales = low_precision._rounded(problem.inputs, precision)
+    inputs, descales = low_precision.rounded(problem.inputs, precision)
     for narrow, exact in zip(*(low_precision.dequantized(inputs, descales, to)[:3] for to in (dtype, torch.float32))):
         assert torch.equal(narrow.float(), exact) or dtype == torch.float16
         assert (narrow.float() - exact).abs().max() <= 2.0**-25
@@ -54,7 +54,7 @@ def test_the_step_is_that_of_attention_on_the_rounded_numbers(precision, seed):
     """Bit for bit, with a score_mod whose captured tensor is trained, an lse that is used, and dropout."""
     problem = make(Case("x", batch=2, seqlen_q=40, seqlen_k=70, heads_q=4), seed)
     slope, sink = torch.rand(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    inputs, descales = low_precision._rounded(problem.inputs, precision)
+    inputs, descales = low_precision.rounded(problem.inputs, precision)
     dequantized = low_precision.dequantized(inputs, descales, torch.bfloat16)
     results = []
     for tensors, options in ((problem.inputs[:3], dict(precision=precision)), (dequantized[:3], {})):

@@ -1,0 +1,26 @@
+"""`bench.accuracy` on few keys: rows, and the page of them."""
+
+import json
+
+from click.testing import CliRunner
+
+from bench import accuracy
+
+
+def test_rows_and_page(tmp_path):
+    rows, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    arguments = ["--lengths", "96", "--device", "cpu", "--output", str(rows), "--page", str(page)]
+    result = CliRunner().invoke(accuracy.main, arguments)
+    assert result.exit_code == 0, result.output
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert {(row["kind"], row["provider"]) for row in found} == {
+        (k, r) for k in accuracy.KINDS for r in accuracy.RECIPES
+    }
+    for row in found:
+        is_wide = row["provider"] == "bfloat16"
+        assert 0 < row["out"]["error"] < (0.01 if is_wide else 0.5) and row["out"]["error_on_rounded"] < 0.02
+        assert all(row[of]["cosine"] > (0.999 if is_wide else 0.9) for of in ("out", "dq", "dk", "dv"))
+    assert "| long-tailed | 96 |" in page.read_text()
+    again = tmp_path / "again.md"
+    assert CliRunner().invoke(accuracy.main, ["--rows", str(rows), "--page", str(again)]).exit_code == 0
+    assert again.read_text() == page.read_text()
