@@ -1,5 +1,6 @@
 """`bench.accuracy` on few keys: rows, and the page of them."""
 
+import itertools
 import json
 
 from click.testing import CliRunner
@@ -13,9 +14,8 @@ def test_rows_and_page(tmp_path):
     result = CliRunner().invoke(accuracy.main, arguments)
     assert result.exit_code == 0, result.output
     found = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert {(row["kind"], row["provider"]) for row in found} == {
-        (k, r) for k in accuracy.KINDS for r in accuracy.RECIPES
-    }
+    every = set(itertools.product(accuracy.KINDS, accuracy.RECIPES))
+    assert {(row["kind"], row["provider"]) for row in found} == every
     for row in found:
         is_wide = row["provider"] == "bfloat16"
         assert 0 < row["out"]["error"] < (0.01 if is_wide else 0.5) and row["out"]["error_on_rounded"] < 0.02
