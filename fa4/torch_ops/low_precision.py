@@ -173,7 +173,8 @@ def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tupl
                 )
         elif x.dtype != recipes.E4M3:
             descale = next((of for of, y in zip(Descales._fields, descales) if y is not None), None)
-            reason = "" if x is q and descale is None else " like q" if x is not q else f" to go with {descale}"
+            of_q = "" if descale is None else f" to go with {descale}"
+            reason = of_q if x is q else " like q"
             raise TypeError(f"{name} has dtype {x.dtype}, expected {recipes.E4M3}{reason}")
         elif x.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(
