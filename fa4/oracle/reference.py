@@ -82,7 +82,8 @@ def _indices(shape: Sequence[int], index: int, device: torch.device) -> tuple[Te
 
 @dataclass(frozen=True, slots=True)
 class _Arithmetic:
-    """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded). sequential: a product
+    """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded). operand e4m3: q, k and
+    v are such numbers times factors, so only P is rounded, times a power of two. sequential: a product
     of operands that are not rounded adds its terms one after the other, as a BLAS does for some shapes. Other shapes
     have partial sums, which err less. key_order: seed of `_max_so_far`."""
 
@@ -91,8 +92,16 @@ class _Arithmetic:
     sequential: bool = False
     key_order: int | None = None
 
+    @property
+    def is_8bit(self) -> bool:
+        return self.operand == torch.float8_e4m3fn
+
     def round(self, x: Tensor) -> Tensor:
-        return x if self.operand is None else x.to(self.operand).to(self.dtype)
+        return x if self.operand is None or self.is_8bit else x.to(self.operand).to(self.dtype)
+
+    def round_weights(self, p: Tensor) -> Tensor:
+        """Round P, of which a row's largest is 1."""
+        return (p * _LARGEST_P).to(self.operand).to(self.dtype) / _LARGEST_P if self.is_8bit else self.round(p)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         return self._sums(a, b) if self.operand is None else self.round(a) @ self.round(b)
@@ -111,26 +120,30 @@ class _Arithmetic:
             return self._sums(a, b)
         a, b = self.round(a).double(), self.round(b).double()
         total = a.new_zeros(*a.shape[:-1], b.shape[-1])
-        for part_a, part_b in zip(a.split(_MMA_K, -1), b.split(_MMA_K, -2)):
-            _cut(total.baddbmm_(part_a, part_b))
+        count, bits = (2 * _MMA_K, _BITS_OF_8BIT_SUMS) if self.is_8bit else (_MMA_K, 24)
+        for part_a, part_b in zip(a.split(count, -1), b.split(count, -2)):
+            _cut(total.baddbmm_(part_a, part_b), bits)
         return total.float()
 
 
 _MMA_K = 16  # products that one MMA instruction on 16-bit operands adds at once
+_BITS_OF_8BIT_SUMS = 14  # significand of Hopper's sums of e4m3 products
+_LARGEST_P = 128.0  # see `sm90.fwd.fp8.config`
 
 
-def _cut(x: Tensor) -> None:
-    """Truncate float64 numbers to the significand of float32, in place, as tensor cores do.
+def _cut(x: Tensor, bits: int) -> None:
+    """Truncate the significand of float64 numbers, in place, to that of float32 (24 bits), as tensor cores do.
 
     Source: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021.
     """
-    x.view(torch.int64).bitwise_and_(-(1 << (53 - 24)))
+    x.view(torch.int64).bitwise_and_(-(1 << (53 - bits)))
 
 
 def _arithmetic(spec: AttentionSpec, precise: bool, sequential: bool, key_order: int | None) -> _Arithmetic:
     if precise or spec.dtype == torch.float64:
         return _Arithmetic(torch.float64, None)
-    return _Arithmetic(torch.float32, None if spec.dtype == torch.float32 else spec.dtype, sequential, key_order)
+    operand = torch.float8_e4m3fn if spec.cache is not None and spec.cache.has_8bit_q else spec.dtype
+    return _Arithmetic(torch.float32, None if operand == torch.float32 else operand, sequential, key_order)
 
 
 def _heads_first(x: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
@@ -182,7 +195,7 @@ def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, k: Tensor | int)
     lse = lse[..., None]
     row_max = s.amax(dim=2, keepdim=True) if s.shape[2] else lse
     max_so_far = row_max if math.key_order is None else _max_so_far(s, math.key_order)
-    o = (math.round(_exp(s, max_so_far)) * _exp(max_so_far, row_max) * k) @ math.round(vs)
+    o = (math.round_weights(_exp(s, max_so_far)) * _exp(max_so_far, row_max) * k) @ math.round(vs)
     return o * torch.exp(row_max - lse).nan_to_num(0.0)
 
 

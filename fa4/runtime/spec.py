@@ -52,14 +52,6 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-QUERIES_8BIT = torch.float8_e4m3fn  # 8-bit dtype of q
-
-
-def dtype_of_out(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of out for a dtype of q."""
-    return torch.bfloat16 if dtype == QUERIES_8BIT else dtype
-
-
 BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache, with factors beside it
 ALL_BYTES = (*BYTES, scaled_rows.DTYPE)
 
@@ -69,8 +61,8 @@ class CacheSpec:
     """Part of a `Cache` that shapes code: how the rows of a sequence are found, and how K/V are stored.
 
     page_size: rows of a page; None if a sequence's rows are contiguous. dtype: 8-bit dtype of k and v, one of `BYTES`,
-    multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype. has_8bit_q: q
-    is e4m3, too, and its descale is part of that of k; out is bfloat16.
+    multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype. has_8bit_q: q,
+    k and v are the tensors of a call on e4m3, with factors of q in those of k; out has the dtype of `AttentionSpec`.
     """
 
     page_size: int | None = None
@@ -140,7 +132,7 @@ class AttentionSpec:
         """Return the spec of an operator call."""
         shape_q, shape_v = inputs.q.shape, inputs.v.shape
         return AttentionSpec(
-            dtype=dtype_of_out(inputs.q.dtype),
+            dtype=inputs.q.dtype,
             head_dim=shape_q[-1],
             head_dim_v=shape_v[-1],
             heads_q=shape_q[-2],
@@ -350,8 +342,7 @@ class Cache(NamedTuple):
     def spec(self, inputs: AttentionInputs) -> CacheSpec:
         page_size = None if self.page_table is None else inputs.k.shape[1]
         dtype = inputs.k.dtype if inputs.k.dtype in ALL_BYTES else None
-        has_8bit_q = inputs.q.dtype == QUERIES_8BIT
-        return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype, has_8bit_q)
+        return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype)
 
     def capacity(self, k: Tensor) -> int:
         """Return the number of rows that a sequence has room for."""

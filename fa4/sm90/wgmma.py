@@ -109,8 +109,8 @@ class Wgmma(Constant):
             a: from `a_registers`, or a stage of `a_at`.
             b: a stage of `b_at`.
             accumulate: False overwrites D in the first step; a bool or Boolean.
-            steps: which groups of `k_per_mma` reduction elements; default: all. b_first: group of B that meets the first
-                of A.
+            steps: which groups of `k_per_mma` reduction elements; default: all. b_first: group of B that meets the
+                first of A.
         """
         warpgroup.fence()
         atom = cute.make_mma_atom(self._op(self.n))

@@ -6,6 +6,7 @@ Calls of these tensors have no cached route: see `calls` for those of 16 bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..mods.ir.record import Mods
-from ..runtime import torch_internals
-from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
+from ..runtime import dispatch, torch_internals
+from ..runtime.device import chip_of
+from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, Saved, compute_dtype
 from ..runtime.torch_internals import autocast_anywhere, is_transformed
-from . import autograd, calls, checks, flops, ops, recipes
+from . import autograd, calls, checks, flops, ops, recipes, run
 from .autocast import cast_all
 from .run.allocate import shapes
 
@@ -50,8 +52,42 @@ FORWARD_WITH_MODS: ops.Records = {
 def native(
     inputs: AttentionInputs, descales: Descales, mods: Mods | None, flags: Flags
 ) -> tuple[Tensor, Tensor] | None:
-    """Return out (bfloat16) and lse of a kernel that multiplies 8-bit numbers; None if no kernel serves the call."""
-    return None
+    """Return out (bfloat16) and lse of a kernel that multiplies 8-bit numbers; None if no kernel serves the call.
+
+    Such a kernel takes one factor for the scores of a sequence and key/value head, and one for the values."""
+    factors = factors_of_heads(inputs, descales)
+    spec = None if factors is None else native_spec(inputs, mods, flags)
+    if factors is None or spec is None:
+        return None
+    plan = dispatch.plan(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
+    return run.forward(inputs, spec, plan, None, factors)
+
+
+def native_spec(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> AttentionSpec | None:
+    """Return the spec of a call for a kernel that multiplies 8-bit numbers; None if no kernel serves it."""
+    if mods is not None or inputs.varlen:
+        return None
+    flags = flags.resolved()._replace(needs_backward=False, deterministic=False)
+    cache = CacheSpec(dtype=recipes.E4M3, has_8bit_q=True)
+    spec = replace(AttentionSpec.of(inputs, flags), dtype=torch.bfloat16, cache=cache)
+    is_taken = dispatch.takes_8bit_queries(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
+    return spec if is_taken else None
+
+
+def factors_of_heads(inputs: AttentionInputs, descales: Descales) -> Cache | None:
+    """Return the factors of scores and of v for each sequence and key/value head; None if a block, or a query head, has
+    a factor of its own."""
+    shape = inputs.batch, inputs.k.shape[-2]
+    factors = []
+    for descale in descales:
+        if descale is None:
+            factors.append(torch.ones((), device=inputs.q.device).expand(shape))
+        elif descale.dtype == torch.float32 and (descale.numel() == 1 or tuple(descale.shape) == shape):
+            factors.append((descale.reshape(()) if descale.numel() == 1 else descale).expand(shape))
+        else:
+            return None
+    q_factor, k_factor, v_factor = factors
+    return Cache(k_descale=q_factor * k_factor, v_descale=v_factor.contiguous())
 
 
 def dequantized(inputs: AttentionInputs, descales: Descales, dtype: torch.dtype) -> AttentionInputs:

@@ -1,0 +1,176 @@
+"""Attention on e4m3 tensors on the emulated Hopper chip, whose kernel multiplies 8-bit numbers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from warpcheck.machine import SCHEDULES
+
+import fa4
+from bench import static
+from fa4.emulator import emulate
+from fa4.fwd.kernels import transpose
+from fa4.oracle import cases, reference
+from fa4.oracle.cases import Case
+from fa4.runtime.device import chip_by_number, emulating
+from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
+from fa4.sm90.fwd.fp8.kernel import channels, smem_map
+from fa4.sm90.fwd.fp8.plan import Fp8Forward
+from tests.machine_code import machine_code
+
+E4M3 = torch.float8_e4m3fn
+CHIP = chip_by_number(90)
+CACHE = CacheSpec(dtype=E4M3, has_8bit_q=True)
+SPEC = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1, cache=CACHE)
+SMALL = dict(seqlen_q=300, head_dim=64, batch=2)
+CASES = (
+    Case("full", **SMALL, seqlen_k=520, heads_q=2),
+    Case("causal", seqlen_q=530, seqlen_k=530, head_dim=128, causal=True),
+    Case("more_keys", seqlen_q=257, seqlen_k=900, head_dim=128, causal=True, heads_q=4, heads_kv=2),
+    Case("window", **SMALL, seqlen_k=700, window_size=(200, 30), softcap=15.0, sink=True),
+    Case("left", **SMALL, seqlen_k=300, window_size=(10, None), heads_q=3, heads_kv=1),
+    Case("empty_rows", **SMALL, seqlen_k=100, causal=True, sink=True),
+    Case("widths", seqlen_q=256, seqlen_k=333, head_dim=96, head_dim_v=80, batch=2, seqused=((None, 333), (None, 7))),
+    Case("narrow", seqlen_q=261, seqlen_k=130, head_dim=16, head_dim_v=48, softmax_scale=0.7),
+    Case("large", **SMALL, seqlen_k=300, logits=300.0),
+)
+LONG = Case("long", seqlen_q=256, seqlen_k=5000, head_dim=64, head_dim_v=32)
+
+
+def rounded(problem, generator):
+    """The problem on the numbers that e4m3 tensors and random factors stand for, and the call's arguments."""
+    exact, arguments, sizes = [], {}, problem.inputs.k.shape
+    for name, x in zip("qkv", problem.inputs[:3]):
+        scales = torch.rand(sizes[0], sizes[2], generator=generator) + 0.5
+        by_row = scales.repeat_interleave(x.shape[2] // sizes[2], 1)[:, None, :, None]
+        data = (x.float() / by_row).clamp(-448, 448).to(E4M3)
+        exact.append(data.float() * by_row)
+        arguments |= {name: data, f"{name}_descale": scales}
+    spec = replace(problem.spec, dtype=torch.bfloat16, cache=CACHE)
+    return replace(problem, inputs=problem.inputs._replace(q=exact[0], k=exact[1], v=exact[2]), spec=spec), arguments
+
+
+def judged(problem, out, lse):
+    """Judge by the reference that rounds P to e4m3 and adds with 14 bits, in other orders of the keys, too."""
+
+    def references(of, precise):
+        return reference.forward(of.inputs, of.spec, precise=precise, **of.rounding)
+
+    results = {"out": out, "lse": lse}
+    return cases.judge_by_draws(results, references, problem, (), cases.roundings(problem))
+
+
+def run(case, seed, arguments, problem, **changes):
+    with emulate("sm_90a", sms=3, seed=seed, schedule=SCHEDULES[seed % len(SCHEDULES)]):
+        tensors = [arguments[name] for name in "qkv"]
+        assert "e4m3" in fa4.explain(*tensors, causal=case.causal, seqused_k=problem.inputs.seqused_k).tiles
+        return problem.call(**arguments | changes)
+
+
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize("case", (*CASES, LONG), ids=str)
+def test_case_is_right(case, seed):
+    problem, arguments = rounded(cases.make(case, seed), torch.Generator().manual_seed(seed))
+    if case.seqused:
+        for name in ("k", "v"):  # rows that no sequence uses
+            for row, (_, count) in zip(arguments[name], case.seqused):
+                row[count:] = torch.nan
+    out, lse = run(case, seed, arguments, problem)
+    assert out.dtype == torch.bfloat16
+    cases.assert_right(judged(problem, out, lse), f"{case.name}, seed {seed}")
+
+
+def test_strides_orders_and_repeats_change_no_bit(seed):
+    case = CASES[3]
+    problem, arguments = rounded(cases.make(case, seed), torch.Generator().manual_seed(seed))
+    views = {
+        name: arguments[name].view(torch.uint8).transpose(1, 2).contiguous().transpose(1, 2).view(E4M3)
+        for name in "qkv"
+    }
+    results = [run(case, seed + i, arguments, problem, **changes) for i, changes in enumerate(({}, {}, views))]
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], other))
+
+
+def test_an_expanded_head_and_a_factor_of_all(seed):
+    case = Case("expanded", seqlen_q=256, seqlen_k=200, heads_q=4, heads_kv=4)
+    problem, arguments = rounded(cases.make(case, seed), torch.Generator().manual_seed(seed))
+    arguments |= {name: arguments[name][:, :, :1].expand(-1, -1, 4, -1) for name in "kv"}
+    arguments |= dict(q_descale=None, k_descale=torch.tensor(0.5), v_descale=torch.tensor([2.0]))
+    exact = [arguments[name].float() * factor for name, factor in (("q", 1.0), ("k", 0.5), ("v", 2.0))]
+    problem = replace(problem, inputs=problem.inputs._replace(q=exact[0], k=exact[1], v=exact[2]))
+    cases.assert_right(judged(problem, *run(case, seed, arguments, problem)), f"seed {seed}")
+
+
+def test_training_takes_its_forward(seed):
+    """The backward is that of the numbers that the forward multiplied."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 256, 2, 64, generator=generator).bfloat16().requires_grad_() for _ in range(3))
+    with emulate("sm_90a", sms=4, seed=seed):
+        out = fa4.flash_attn_func(q, k, v, precision="fp8", causal=True, backend="sm90")
+        plain = fa4.flash_attn_func(q, k, v, causal=True, backend="sm90")
+        dout = torch.randn(out.shape, generator=generator).bfloat16()
+        got, expected = (torch.autograd.grad(x, (q, k, v), dout) for x in (out, plain))
+    assert 1e-3 < (out - plain).norm() / plain.norm() < 0.08
+    for x, y in zip(got, expected):
+        assert (x - y).norm() / y.norm() < 0.12
+
+
+@pytest.mark.parametrize("columns, keys, used", [(16, 1, None), (80, 300, (300, 0, 131)), (128, 129, None)])
+def test_transposition(columns, keys, used, seed):
+    """Keys in the order of the products, and zeros past the sequence."""
+    v = torch.randint(0, 255, (3, keys, 2, columns), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    padded = -(-keys // transpose.MULTIPLE) * transpose.MULTIPLE
+    result = torch.empty(3, 2, columns, padded, dtype=torch.uint8)
+    seqused = None if used is None else torch.tensor(used, dtype=torch.int32)
+    with emulate("sm_90a", sms=2, seed=seed):
+        transpose.launcher(transpose.TransposeConfig(columns, used is not None), CHIP)(v, result, seqused)
+    rows = torch.arange(padded).view(-1, 2, 4, 2).transpose(1, 2).flatten()  # key at each position
+    expected = torch.nn.functional.pad(v, (0, 0, 0, 0, 0, padded - keys)).clone()
+    for x, count in zip(expected, used or ()):
+        x[count:] = 0
+    assert torch.equal(result, expected[:, rows].permute(0, 2, 3, 1))
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize(
+    "changes",
+    [dict(), dict(window_right=0), dict(head_dim=64, head_dim_v=64), dict(window_left=99, softcap=5.0, has_sink=True)],
+    ids=str,
+)
+def test_nothing_spills_and_products_are_not_serialised(changes, tmp_path, disassembler):
+    forward = Fp8Forward(replace(SPEC, **changes), ProblemSize(4, 4096, 4096), CHIP)
+    assert static.problems(machine_code(forward, tmp_path)[1]) == []
+
+
+def test_every_head_dim_fits_the_chip():
+    for d in range(16, 144, 16):
+        for dv in range(16, 144, 16):
+            cfg = Fp8Forward(replace(SPEC, head_dim=d, head_dim_v=dv), ProblemSize(1, 512, 4096), CHIP).cfg
+            assert smem_map(cfg, channels(cfg)).nbytes <= CHIP.smem_per_block, (d, dv)
+
+
+@pytest.mark.parametrize(
+    "changes, is_taken",
+    [
+        ({}, True),
+        (dict(q=(2, 255, 4, 64)), False),
+        (dict(q=(2, 300, 4, 144), k=(2, 300, 4, 144)), False),
+        (dict(q=(2, 300, 4, 72), k=(2, 300, 4, 72)), False),
+        (dict(k_descale=torch.ones(2, 3, 4)), False),
+        (dict(q_descale=torch.ones(2, 8), q=(2, 300, 8, 64)), False),
+        (dict(softmax_scale=-0.1), False),
+        (dict(backend="sm80"), False),
+        (dict(backend="sm90"), True),
+        (dict(score_mod=lambda s, b, h, i, j: s + i), False),
+        (dict(dropout_p=0.1), False),
+    ],
+    ids=str,
+)
+def test_what_it_takes(changes, is_taken):
+    """Other calls are dequantised."""
+    arguments = dict(q=(2, 300, 4, 64), k=(2, 300, 4, 64), v=(2, 300, 4, 64)) | changes
+    arguments |= {name: torch.empty(arguments[name], dtype=E4M3) for name in "qkv"}
+    with emulating(CHIP):
+        explained = fa4.explain(**arguments)
+    assert ("e4m3" in explained.tiles) == is_taken, str(explained)
