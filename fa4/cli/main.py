@@ -222,9 +222,13 @@ def support_table() -> str:
     limits: dict[str, str] = {}  # letter of each text
     for row in dispatch.BACKENDS:
         dtypes = ", ".join(name for name, dtype in DTYPES.items() if dtype in row.dtypes)
+        if Feature.QUERIES_8BIT in row.features:
+            dtypes = f"e4m3, out {dtypes}"
         own = [limit.text for limit in row.limits if limit.of & row.features]
         letters = [f"({limits.setdefault(text, string.ascii_lowercase[len(limits)])})" for text in own]
-        lacks = ", ".join([*(f.value for f in Feature if f not in row.features), *letters]) or "nothing"
+        lacks = (
+            ", ".join([*(f.value for f in Feature if f in dispatch.ALL_FEATURES - row.features), *letters]) or "nothing"
+        )
         lines.append(f"| `{row.name}` | {row.chips} | {dtypes} | {row.head_dims} | {lacks} | {row.summary} |")
     return "\n".join([*lines, "", *(f"* ({letter}) {text}" for text, letter in limits.items())])
 

@@ -188,12 +188,6 @@ def _scattered_limits(spec: AttentionSpec) -> Iterator[str]:
         yield "lacks single rows of pages (has pages of multiples of 8 rows, without cache_leftpad)"
 
 
-@_limit("queries of e4m3 beside keys of another dtype", Feature.QUERIES_8BIT)
-def _e4m3_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.cache is not None and spec.cache.dtype != torch.float8_e4m3fn:
-        yield "lacks queries of e4m3 beside keys of another dtype"
-
-
 @_limit("dropout_p above head_dim 128", Feature.DROPOUT)
 def _sm90_dropout_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its random words would spill registers
@@ -266,11 +260,11 @@ _SM90_FP8 = replace(
     features=frozenset(
         (
             Feature.CAUSAL, Feature.WINDOW, Feature.GQA, Feature.HEAD_DIM_V, Feature.SEQUSED, Feature.SOFTCAP,
-            Feature.SINK, Feature.CACHE_8BIT, Feature.QUERIES_8BIT, Feature.BATCH_INVARIANT,
+            Feature.SINK, Feature.QUERIES_8BIT, Feature.BATCH_INVARIANT,
         )
     ),
     module="fa4.sm90.fwd.fp8.plan",
-    limits=(_e4m3_limits,),
+    limits=(),
 )  # fmt: skip
 
 # In order of preference.

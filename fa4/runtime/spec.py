@@ -196,7 +196,7 @@ class AttentionSpec:
             Feature.PAGES: cache.page_size is not None,
             Feature.CACHE_ROWS: cache.has_batch_idx or cache.has_leftpad,
             Feature.CACHE_VARLEN: self.cache is not None and self.varlen,
-            Feature.CACHE_8BIT: cache.has_8bit_kv,
+            Feature.CACHE_8BIT: cache.has_8bit_kv and not cache.has_8bit_q,
             Feature.SCALED_ROWS: cache.has_scaled_rows,
             Feature.QUERIES_8BIT: cache.has_8bit_q,
             Feature.BATCH_INVARIANT: self.batch_invariant,
