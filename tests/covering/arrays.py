@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.covering.model import BACKENDS, CACHES, CALLS, WIDE, WIDEST, Exclusion, Model, Row
+from tests.covering.model import BACKENDS, CACHES, CALLS, EIGHT_BITS, WIDE, WIDEST, Exclusion, Model, Row
 
 _FOLDER = Path(__file__).parent / "arrays"
 
@@ -135,6 +135,15 @@ _CACHES_IN_TORCH = CACHES.without(
 _SOFTCAP_AND_MASK = dict(
     form="dense", head_dim="64", head_dim_v="same", softcap="yes", score_mod="none", mask_mod="documents", dropout="yes"
 )
+_MULTIPLIED = dict(
+    recipe=("none", "tensor", "head"),
+    form=("dense",),
+    head_dim=("16", "64", "96", "128"),
+    lengths=("large", "larger", "square"),
+    scale=("default", "given"),
+    **dict.fromkeys(("score_mod", "mask_mod"), ("none",)),
+    dropout=("no",),
+)
 _FETCHED_BYTES = dict(head_dim="256", head_dim_v="same", pages="128", bits="fp8", leftpad="yes", queries="1")
 
 ARRAYS = {
@@ -156,6 +165,9 @@ ARRAYS = {
         Array("caches-latent-8bit", _CACHES.with_levels(**_8BIT_LATENT), 2, backends=("sm90", "sm100")),
         # Rows of 656 bytes with functions, which the portable kernels take.
         Array("caches-rows", _CACHES.with_levels(**_LATENT_ROWS), 2, backends=("sm80",)),
+        # Calls on e4m3 tensors, and those that a kernel of Hopper multiplies as such.
+        Array("eight-bits", EIGHT_BITS, 2, backends=("sm90",)),
+        Array("eight-bits-multiplied", EIGHT_BITS.with_levels(**_MULTIPLIED), 2, backends=("sm90",)),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

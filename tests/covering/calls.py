@@ -107,26 +107,27 @@ class Call:
         return {"score_mod": self.functions.score(*self.functions.captured)}
 
 
-def _given(call: Call) -> dict[str, Any]:
+def given(call: Call) -> dict[str, Any]:
+    """Options of a call of any form."""
     return call.problem.case.flags() | call.score_mod() | call.mods | {"learnable_sink": call.leaves.get("sink")}
 
 
 def _dense(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     q, k, v = (call.leaves[name] for name in "qkv")
     used = {"seqused_k": call.problem.inputs.seqused_k}
-    return fa4.flash_attn_func(q, k, v, return_lse=True, backend=backend, **used, **_given(call))
+    return fa4.flash_attn_func(q, k, v, return_lse=True, backend=backend, **used, **given(call))
 
 
 def _packed(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     q, k, v = (call.leaves[name] for name in "qkv")
     names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
     named = {name: getattr(call.problem.inputs, name) for name in names} | call.extra
-    return fa4.flash_attn_varlen_func(q, k, v, return_lse=True, backend=backend, **named, **_given(call))
+    return fa4.flash_attn_varlen_func(q, k, v, return_lse=True, backend=backend, **named, **given(call))
 
 
 def _jagged(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     q, k, v = (nested_tensor_from_jagged(call.leaves[x], **call.jagged["q" if x == "q" else "k"]) for x in "qkv")
-    out, lse = fa4.flash_attn_func(q, k, v, return_lse=True, backend=backend, **_given(call))
+    out, lse = fa4.flash_attn_func(q, k, v, return_lse=True, backend=backend, **given(call))
     return out.values(), lse.values()
 
 

@@ -18,18 +18,23 @@ class Ranges(NamedTuple):
 
     ragged: tuple[int, int] = (1, 150)
     several: tuple[int, int] = (190, 290)
+    large: tuple[int, int] = (256, 420)
     few_keys: tuple[int, int] = (400, 700)
     sequences: int = 3
 
 
 SMALL = Ranges()
 LARGER = 37  # a bound of lengths need not be the longest
-MIDDLE = Ranges((1, 900), (500, 1600), (1500, 6000), 6)
+MIDDLE = Ranges((1, 900), (500, 1600), (600, 2000), (1500, 6000), 6)
 
 
 def _pair(kind: str, draw: random.Random, of: Ranges) -> tuple[int, int]:
     """(queries, keys) of a sequence."""
     ragged = draw.randint(*of.ragged), draw.randint(*of.ragged)
+    if kind in ("large", "larger", "square"):
+        queries = draw.randint(*of.large)
+        keys = {"large": of.several, "larger": of.few_keys, "square": (queries, queries)}[kind]
+        return queries, draw.randint(*keys)
     return {
         "ragged": ragged,
         "one_query": (1, ragged[1]),

@@ -266,5 +266,31 @@ CACHES = Model(
         ),
     },
 )  # fmt: skip
-MODELS = {model.name: model for model in (CALLS, CACHES)}
+_E4M3_BY_BLOCKS = "block128", "mxfp8"
+EIGHT_BITS = Model(
+    "eight bits",
+    dict(
+        recipe=("none", "tensor", "head", *_E4M3_BY_BLOCKS),
+        form=("dense", "packed"),
+        head_dim=("16", "64", "96", "128", "odd", "256"),
+        head_dim_v=("same", "smaller", "larger"),
+        group=CALLS.factors["group"],
+        lengths=("large", "larger", "square", "ragged", "few_queries", "zero"),
+        seqused=("none", "keys"),
+        mask=("full", "causal", "left", "both_sides", "causal_left"),
+        scale=CALLS.factors["scale"],
+        softcap=("no", "yes"),
+        sink=("no", "yes"),
+        score_mod=("none", "alibi", "bias"),
+        mask_mod=("none", "documents"),
+        dropout=("no", "yes"),
+        layout=("contiguous", "heads_first", "padded", "expanded", "unaligned"),
+    ),
+    (
+        _no("a softcap is a score_mod", softcap="yes", score_mod=("alibi", "bias")),
+        _no("blocks of 32 columns", recipe="mxfp8", head_dim=("16", "odd")),
+    ),
+    dict.fromkeys(("sm80", "sm90", "sm100"), ()),
+)
+MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS)}
 BACKENDS = tuple(CALLS.foreign)  # of kernels

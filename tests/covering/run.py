@@ -17,7 +17,7 @@ import torch
 
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number, chip_of
-from tests.covering import caches, calls
+from tests.covering import caches, calls, eight_bits
 from tests.covering.arrays import ARRAYS, PAIRS, TRIPLES
 from tests.covering.model import Row
 from tests.forget import forget_calls
@@ -25,7 +25,7 @@ from tests.poisoned import fresh_memory_is_poison
 
 OWN = {"sm_80": "sm80", "sm_90a": "sm90", "sm_100a": "sm100"}
 CHIPS = tuple(OWN)
-BUILD: dict[str, Callable[..., Any]] = {"calls": calls.build, "caches": caches.build}
+BUILD: dict[str, Callable[..., Any]] = {"calls": calls.build, "caches": caches.build, "eight bits": eight_bits.build}
 
 
 @dataclass

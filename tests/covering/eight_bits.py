@@ -1,0 +1,85 @@
+"""A row of the array of calls on e4m3 tensors and a seed as such a call, judged by the oracle on the numbers that these
+tensors stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import fa4
+from fa4.runtime.spec import CacheSpec
+from fa4.torch_ops import low_precision
+from tests.covering import calls, layouts
+from tests.covering.judge import Judged, judge
+from tests.covering.model import Row
+
+E4M3 = torch.float8_e4m3fn
+_AS_CALL = dict(
+    dtype="bfloat16", captured="fixed", block_mask="none", direction="inference", deterministic="no", dlse="no"
+)
+
+
+@dataclass
+class EightBitCall(calls.Call):
+    """tensors: q, k and v of e4m3, and their factors. is_multiplied: whether a kernel multiplied 8-bit numbers."""
+
+    tensors: dict[str, Any] = field(default_factory=dict)
+    is_multiplied: bool = False
+
+    def run(self, backend: str = "auto") -> dict[str, Tensor]:
+        i, native = self.problem.inputs, low_precision.native
+        given = calls.given(self) | self.extra | self.tensors | dict(seqused_k=i.seqused_k, backend=backend)
+        if i.varlen:
+            given |= dict(cu_seqlens_q=i.cu_seqlens_q, cu_seqlens_k=i.cu_seqlens_k)
+
+        def noted(*arguments: Any) -> Any:
+            found = native(*arguments)
+            self.is_multiplied = found is not None
+            return found
+
+        function: Any = fa4.flash_attn_varlen_func if i.varlen else fa4.flash_attn_func
+        with torch.no_grad(), mock.patch.object(low_precision, "native", noted):
+            out, lse = function(**given, return_lse=True)
+        return {"out": out, "lse": lse}
+
+    def judged(self, results: dict[str, Tensor]) -> list[Judged]:
+        problem = self.problem
+        if self.is_multiplied:
+            cache = CacheSpec(dtype=E4M3, has_8bit_q=True)
+            problem = replace(problem, spec=replace(problem.spec, cache=cache))
+        return judge(problem, results, self.functions, self.kept)
+
+
+def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, variant: int | None = None) -> EightBitCall:
+    """The call of a row; seed and variant as in `calls.build`."""
+    made = calls.build(row | _AS_CALL | {"layout": "contiguous"}, seed, device, is_small, variant)
+    problem, generator = made.problem, torch.Generator().manual_seed(seed)
+    i, factors = problem.inputs, dict[str, Any]()
+    bounds = {"q": (i.cu_seqlens_q, i.seqused_q), "k": (i.cu_seqlens_k, i.seqused_k)}
+    bounds["v"] = bounds["k"]
+    data = []
+    for name, x in zip("qkv", i[:3]):
+        if row["recipe"] == "none":
+            data.append(x.to(E4M3))
+            continue
+        options = dict(zip(("cu_seqlens", "seqused"), bounds[name]))
+        if row["recipe"] == "head":
+            options["heads"] = i.k.shape[-2]
+        axis = "tokens" if row["recipe"] == "mxfp8" and name == "v" else "head_dim"
+        codes, factors[f"{name}_descale"] = fa4.quantize(x, row["recipe"], axis=axis, **options)
+        data.append(codes)
+    eight = i._replace(q=data[0], k=data[1], v=data[2])
+    eight = layouts.laid_out(replace(problem, inputs=eight), row["layout"], generator).inputs
+    exact = []
+    for name, x in zip("qkv", eight[:3]):
+        scales = factors.get(f"{name}_descale")
+        exact.append(
+            x.float() if scales is None else fa4.dequantize(x, scales, torch.float32, cu_seqlens=bounds[name][0])
+        )
+    problem = replace(problem, inputs=i._replace(q=exact[0], k=exact[1], v=exact[2]))
+    fields = {name: getattr(made, name) for name in calls.Call.__dataclass_fields__}
+    return EightBitCall(**fields | {"problem": problem}, tensors=dict(zip("qkv", eight[:3])) | factors)
