@@ -290,7 +290,11 @@ EIGHT_BITS = Model(
         _no("a softcap is a score_mod", softcap="yes", score_mod=("alibi", "bias")),
         _no("blocks of 32 columns", recipe="mxfp8", head_dim=("16", "odd")),
     ),
-    dict.fromkeys(("sm80", "sm90", "sm100"), ()),
+    {
+        "sm80": (),
+        "sm90": (_no("no dropout of so wide heads", head_dim="256", head_dim_v="larger", dropout="yes"),),
+        "sm100": (),
+    },
 )
 MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS)}
 BACKENDS = tuple(CALLS.foreign)  # of kernels
