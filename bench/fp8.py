@@ -38,10 +38,11 @@ CASES = (
 
 
 class Call(NamedTuple):
-    """A provider's call, and its result."""
+    """A provider's call, its result, and the function that holds its tensors."""
 
     run: Callable[[], object]
     out: Callable[[], Tensor]
+    function: Callable[[], object]
 
 
 def _graphed(function: Callable[[], Any]) -> Call:
@@ -52,7 +53,7 @@ def _graphed(function: Callable[[], Any]) -> Call:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = function()
-    return Call(graph.replay, lambda: result)
+    return Call(graph.replay, lambda: result, function)
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call:
@@ -90,7 +91,7 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call:
     given |= dict(zip((*operands, out, stats, *largest), (q, k, v, memory, lse, *scalars)))
     workspace = torch.empty(max(graph.get_workspace_size(), 1), device=q.device, dtype=torch.uint8)
 
-    def run() -> Tensor:
+    def run() -> Tensor:  # holds the graph, the factors and the workspace
         cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
         graph.execute(given, workspace)
         return memory
