@@ -25,6 +25,8 @@ COMMANDS = {
     "--logits 10 --sms 4 --seeds 2 " + HOPPER,
     "widest_forward": "fwd --causal --head-dim 512 --heads 3 --seqlen 200x900 --seqlen 130x120 --seqlen 300x600 "
     "--logits 30 --sms 4 --seeds 2 " + BLACKWELL,
+    "sm90_widest": "fwd --causal --head-dim 512 --heads 3 --seqlen 200x900 --seqlen 130x120 --seqlen 300x600 "
+    "--logits 30 --sms 4 --seeds 2 " + HOPPER,
     "widest_backward": "bwd --causal --head-dim 512 --seqlen 300x520 --seqlen 130x120 --sms 4 --seeds 1 " + BLACKWELL,
     "sm80_forward": "fwd " + AMPERE,
     "sm80_backward": "bwd " + AMPERE,
@@ -38,10 +40,11 @@ SURVIVORS = {
     "sm90_forward": {"wgmma fence": 3, "warp barrier": 3, "proxy fence": 1},
     "sm90_backward": {"mbarrier wait": 3, "commit": 1, "warp barrier": 1, "proxy fence": 2},
     "widest_forward": {"tcgen05 fence": 4},
+    "sm90_widest": {"cluster barrier": 1, "mbarrier wait": 12, "mbarrier arrive": 4},
     "widest_backward": {"mbarrier wait": 1, "tcgen05 wait": 6},
     "sm80_forward": {"CTA barrier": 1},
 }
-EXPLAINED = {"sm90_backward", "sm90_latent", "widest_forward", "widest_backward"}
+EXPLAINED = {"sm90_backward", "sm90_latent", "sm90_widest", "widest_forward", "widest_backward"}
 
 
 @pytest.mark.soak
