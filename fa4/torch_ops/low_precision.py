@@ -21,6 +21,7 @@ from ..runtime.torch_internals import autocast_anywhere, is_transformed
 from . import autograd, calls, checks, flops, ops, recipes, run
 from .autocast import cast_all
 from .run.allocate import shapes
+from .signature import Signature, routes
 
 PRECISIONS = ("fp8", "mxfp8")
 _TRAINED = (torch.float16, torch.bfloat16)
@@ -56,11 +57,17 @@ def native(
 
     Such a kernel takes one factor for the scores of a sequence and key/value head, and one for the values."""
     factors = factors_of_heads(inputs, descales)
-    spec = None if factors is None else native_spec(inputs, mods, flags)
-    if factors is None or spec is None:
+    if factors is None or mods is not None:
         return None
-    plan = dispatch.plan(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
-    return run.forward(inputs, spec, plan, None, factors)
+    signature = Signature.of("8-bit operator", inputs.tensors, (flags, inputs.extent))
+    forward = routes.find(signature)
+    if forward is None:
+        forward, spec = False, native_spec(inputs, mods, flags)
+        if spec is not None:
+            plan = dispatch.plan(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
+            forward = run.ForwardExecutor(inputs, spec, plan)
+        routes.keep(signature, forward)
+    return forward(inputs, None, factors) if forward else None
 
 
 def native_spec(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> AttentionSpec | None:
