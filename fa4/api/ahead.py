@@ -15,7 +15,7 @@ from ..mods.ir.record import Mods, ModSpec
 from ..runtime import disk, jit, scaled_rows
 from ..runtime.device import chip_by_number, chip_of, emulating
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, ProblemSize, Saved
-from ..torch_ops import ops, run
+from ..torch_ops import low_precision, ops, run
 
 
 class AheadProblem(NamedTuple):
@@ -100,6 +100,10 @@ def _run_append(problem: AppendProblem) -> None:
 def _run_attention(problem: AheadProblem) -> None:
     inputs, flags = _inputs(problem)
     mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
+    if problem.spec.cache is not None and problem.spec.cache.has_8bit_q:
+        eight_bits = {name: getattr(inputs, name).to(torch.float8_e4m3fn) for name in "qkv"}
+        low_precision.native(inputs._replace(**eight_bits), low_precision.Descales(), None, flags)
+        return
     if problem.spec.cache is not None:
         inputs, cache = _with_cache(inputs, problem)
         run.forward(inputs, *ops.spec_and_plan(inputs, flags, mods, cache), mods, cache)

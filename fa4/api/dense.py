@@ -133,9 +133,9 @@ def flash_attn_func(
         precision: for training with float16 or bfloat16 q, k and v. "fp8" and "mxfp8" round them to e4m3, with a scale
             for each head of k, or for blocks of 32 numbers. Autograd saves the 8-bit numbers. Gradients are those of
             attention on the rounded numbers (straight-through).
-        q_descale, k_descale, v_descale: factors on float8_e4m3fn q, k and v; see `fa4.quantize` for the recipes and
-            their shapes. Heads of q may have own factors or share those of their key/value head, (batch, heads_kv).
-            None means 1. Such a call has no gradients of q, k and v.
+        q_descale, k_descale, v_descale: factors, 0 or more, on float8_e4m3fn q, k and v; see `fa4.quantize` for the
+            recipes and their shapes. Heads of q may have own factors or share those of their key/value head, (batch,
+            heads_kv). None means 1. Such a call has no gradients of q, k and v.
         backend: "auto", or the name of a backend, which then serves the call or raises.
 
     q, k and v may be nested tensors of torch's jagged layout, (batch, lengths, heads, head_dim). Then out and lse

@@ -59,9 +59,9 @@ def explain(
     Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func`, without `return_lse` and `dropout_seed`, which
     change nothing here. Also takes those arguments of `flash_attn_with_kvcache` that affect the choice, with the caches
     as k and v. For 8-bit q, k and v, and with precision, the answer is about the 16-bit tensors that they are
-    dequantised to, unless a kernel multiplies 8-bit numbers. Packed q, k, v without cu_seqlens count as one sequence.
-    Runs nothing, and reads only a block mask's counts, for the fraction of visited blocks. The returned record prints
-    as text. Tensors on the "meta" device work if only shapes are known.
+    dequantised to, or about a kernel that multiplies 8-bit numbers, which is a forward. Packed q, k, v without
+    cu_seqlens count as one sequence. Runs nothing, and reads only a block mask's counts, for the fraction of visited
+    blocks. The returned record prints as text. Tensors on the "meta" device work if only shapes are known.
 
     Raises:
         TypeError, ValueError: the call would raise it for one of its arguments.
@@ -120,12 +120,8 @@ def explain(
         mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask, random)
     visited = None if mods is None else mod_ops.visited(mods)
     spec = AttentionSpec.of(inputs, flags, mods, cache)
-    has_factors_of_heads = (
-        low_precision.factors_of_heads(inputs, low_precision.Descales(*descales)) is not None
-        if is_8bit
-        else precision == "fp8"
-    )
-    if has_factors_of_heads:
+    factors = low_precision.Descales(*descales)
+    if low_precision.are_of_heads(inputs, factors) if is_8bit else precision == "fp8":
         spec = low_precision.native_spec(inputs, mods, flags) or spec
     return dispatch.explain(spec, inputs.extent, chip_of(q.device), backend, visited)
 

@@ -24,12 +24,15 @@ import fa4
 from fa4.oracle import cases
 
 LATENT = 576, 512
+E4M3 = torch.float8_e4m3fn
 
 
 def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
     from fa4.emulator import emulate
 
-    problem = cases.make(case, seed=0)
+    is_8bit = case.dtype == E4M3
+    problem = cases.make(dataclasses.replace(case, dtype=torch.bfloat16) if is_8bit else case, seed=0)
+    eight_bits = {name: x.to(E4M3) for name, x in zip("qkv", problem.inputs[:3])} if is_8bit else {}
     with emulate(chip, sms=sms) as gpu:
         if (case.head_dim, case.head_dim_v) == LATENT:
             q, k = problem.inputs.q, problem.inputs.k
@@ -38,7 +41,7 @@ def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path)
             fa4.flash_attn_with_kvcache(q, k, k[..., : case.head_dim_v], **options)
         elif direction == "fwd":
             Recorder(gpu, folder, case.name)
-            problem.call()
+            problem.call(**eight_bits)
         else:
             leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
             out, _ = problem.call(**leaves)
@@ -50,7 +53,9 @@ def cases_of(
     direction: str, lengths: tuple[tuple[int, int], ...], named: tuple[str, ...], **flags: Any
 ) -> list[cases.Case]:
     """The shapes that the options say. flags: of a case; heads_kv may be None, as many as heads_q, and window_size;
-    latent: of a cache of latents."""
+    latent: of a cache of latents. e4m3: of such tensors."""
+    if flags.pop("e4m3", False):
+        flags["dtype"] = E4M3
     if flags.pop("latent", False):
         flags |= dict(zip(("head_dim", "head_dim_v", "heads_kv"), (*LATENT, 1)))
     flags["heads_kv"] = flags["heads_kv"] or flags["heads_q"]
@@ -85,6 +90,7 @@ class _Lengths(click.ParamType):
 @click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")
 @click.option("--causal", is_flag=True)
 @click.option("--latent", is_flag=True, help="A cache of latents: v is the memory of k's first columns.")
+@click.option("--e4m3", is_flag=True, help="Tensors of e4m3, in a forward.")
 @click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
 @click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
 @click.option("--deterministic", is_flag=True)

@@ -63,6 +63,7 @@ class CacheSpec:
     page_size: rows of a page; None if a sequence's rows are contiguous. dtype: 8-bit dtype of k and v, one of `BYTES`,
     multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype. has_8bit_q: q,
     k and v are the tensors of a call on e4m3, with factors of q in those of k; out has the dtype of `AttentionSpec`.
+    `Cache.spec` never sets it.
     """
 
     page_size: int | None = None

@@ -1,7 +1,7 @@
 """Attention on e4m3 tensors, and training that rounds 16-bit tensors to e4m3: operators `fa4::forward_8bit`,
 `fa4::forward_8bit_with_mods`, and the checks of such calls.
 
-Calls of these tensors have no cached route: see `calls` for those of 16 bits.
+Calls of these tensors go through torch's dispatcher; those of 16 bits have a shorter way, see `calls`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .signature import Signature, routes
 
 PRECISIONS = ("fp8", "mxfp8")
 _TRAINED = (torch.float16, torch.bfloat16)
+_LARGEST_IN_FLOAT16 = 240.0 * 2**8  # e4m3 times a power of two
 
 
 class Descales(NamedTuple):
@@ -56,9 +57,9 @@ def native(
     """Return out (bfloat16) and lse of a kernel that multiplies 8-bit numbers; None if no kernel serves the call.
 
     Such a kernel takes one factor for the scores of a sequence and key/value head, and one for the values."""
-    factors = factors_of_heads(inputs, descales)
-    if factors is None or mods is not None:
+    if mods is not None or inputs.varlen or not are_of_heads(inputs, descales):
         return None
+    flags = flags.resolved()
     signature = Signature.of("8-bit operator", inputs.tensors, (flags, inputs.extent))
     forward = routes.find(signature)
     if forward is None:
@@ -67,7 +68,7 @@ def native(
             plan = dispatch.plan(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
             forward = run.ForwardExecutor(inputs, spec, plan)
         routes.keep(signature, forward)
-    return forward(inputs, None, factors) if forward else None
+    return forward(inputs, None, _factors_of_heads(inputs, descales)) if forward else None
 
 
 def native_spec(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> AttentionSpec | None:
@@ -81,20 +82,19 @@ def native_spec(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> Att
     return spec if is_taken else None
 
 
-def factors_of_heads(inputs: AttentionInputs, descales: Descales) -> Cache | None:
-    """Return the factors of scores and of v for each sequence and key/value head; None if a block, or a query head, has
-    a factor of its own."""
+def are_of_heads(inputs: AttentionInputs, descales: Descales) -> bool:
+    """Whether each factor is that of all, or of a sequence and key/value head."""
     shape = inputs.batch, inputs.k.shape[-2]
-    factors = []
-    for descale in descales:
-        if descale is None:
-            factors.append(torch.ones((), device=inputs.q.device).expand(shape))
-        elif descale.dtype == torch.float32 and (descale.numel() == 1 or tuple(descale.shape) == shape):
-            factors.append((descale.reshape(()) if descale.numel() == 1 else descale).expand(shape))
-        else:
-            return None
-    q_factor, k_factor, v_factor = factors
-    return Cache(k_descale=q_factor * k_factor, v_descale=v_factor.contiguous())
+    given = (x for x in descales if x is not None)
+    return all(x.dtype == torch.float32 and (x.numel() == 1 or tuple(x.shape) == shape) for x in given)
+
+
+def _factors_of_heads(inputs: AttentionInputs, descales: Descales) -> Cache:
+    """Return the factors of scores and of v for each sequence and key/value head."""
+    shape, one = (inputs.batch, inputs.k.shape[-2]), torch.ones((), device=inputs.q.device)
+    factors = [one if x is None else x.reshape(()) if x.numel() == 1 else x for x in descales]
+    q_factor, k_factor, v_factor = (x.expand(shape) for x in factors)
+    return Cache(k_descale=(q_factor * k_factor).contiguous(), v_descale=v_factor.contiguous())
 
 
 def dequantized(inputs: AttentionInputs, descales: Descales, dtype: torch.dtype) -> AttentionInputs:
@@ -182,6 +182,8 @@ def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, D
     numbers are exact in 16 bits, so the backward's numbers are those of a kernel on 8 bits."""
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *bounds = inputs
     rows_q, rows_k = (cu_seqlens_q, seqused_q), (cu_seqlens_k, seqused_k)
+    if q.dtype == torch.float16:  # rounded to e4m3, larger numbers would be inf in float16
+        q, k, v = (x.where(x.isinf(), x.clamp(-_LARGEST_IN_FLOAT16, _LARGEST_IN_FLOAT16)) for x in (q, k, v))
     if precision == "fp8":
         heads = k.shape[-2]
         (q, sq), (k, sk), (v, sv) = (

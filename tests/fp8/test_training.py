@@ -154,3 +154,10 @@ def test_latent_attention_takes_it():
     exact = fa4.mla_attention(*parts, softmax_scale=0.1)
     out = fa4.mla_attention(*parts, softmax_scale=0.1, precision="fp8")
     assert (out - exact).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
+def test_the_largest_numbers_of_float16_stay_finite(precision):
+    q, k, v = (torch.full((1, 40, 1, 32), x, dtype=torch.float16) for x in (0.01, 0.01, 65504.0))
+    out = fa4.flash_attn_func(q, k, v, precision=precision)
+    assert out.isfinite().all() and (out > 57000).all()

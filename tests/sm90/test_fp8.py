@@ -1,5 +1,7 @@
 """Attention on e4m3 tensors on the emulated Hopper chip, whose kernel multiplies 8-bit numbers."""
 
+import hashlib
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ from warpcheck.machine import SCHEDULES
 
 import fa4
 from bench import static
+from fa4.api import ahead
 from fa4.emulator import emulate
 from fa4.fwd.kernels import transpose
 from fa4.oracle import cases, reference
@@ -102,6 +105,23 @@ def test_an_expanded_head_and_a_factor_of_all(seed):
     cases.assert_right(judged(problem, *run(case, seed, arguments, problem)), f"seed {seed}")
 
 
+def test_transposed_factors(seed):
+    problem, arguments = rounded(cases.make(CASES[0], seed), torch.Generator().manual_seed(seed))
+    expected = run(CASES[0], seed, arguments, problem)
+    for names in (("q_descale",), ("q_descale", "k_descale", "v_descale")):
+        views = {name: arguments[name].t().contiguous().t() for name in names}
+        got = run(CASES[0], seed, arguments, problem, **views)
+        assert all(torch.equal(x, y) for x, y in zip(got, expected))
+
+
+def test_what_is_recorded_is_compiled(tmp_path):
+    """Of a call, the kernel that it launches, and the transposition."""
+    spec = replace(SPEC, head_dim=64, head_dim_v=64)
+    problem = ahead.AheadProblem(90, spec, ProblemSize(1, 300, 300))
+    keys = {key[0] for _, key in ahead.compile_into(tmp_path, problem)}
+    assert keys == {"sm90.fp8", "fwd.transpose"}
+
+
 def test_training_takes_its_forward(seed):
     """The backward is that of the numbers that the forward multiplied."""
     generator = torch.Generator().manual_seed(seed)
@@ -114,6 +134,27 @@ def test_training_takes_its_forward(seed):
     assert 1e-3 < (out - plain).norm() / plain.norm() < 0.08
     for x, y in zip(got, expected):
         assert (x - y).norm() / y.norm() < 0.12
+
+
+H100_BITS = {
+    (2, 257, 333, 2, 2, 96, False): "e61eebd3dc1023aa",
+    (3, 300, 2500, 1, 1, 128, True): "bbe40fc2ba9b29fb",
+}
+
+
+@pytest.mark.parametrize("seed, queries, keys, heads_q, heads_kv, head_dim, causal", H100_BITS)
+def test_an_h100_gave_the_same_bits(seed, queries, keys, heads_q, heads_kv, head_dim, causal):
+    """Scores are whole numbers in the base of two, so that exponentials are exact. What is left are the sums of e4m3
+    products, of which a tensor core keeps few bits. On 2026-11-27 an H100's out and lse had these digests."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = 2 if seed == 2 else 1
+    shapes = (batch, queries, heads_q, head_dim), (batch, keys, heads_kv, head_dim)
+    q, k = (torch.randint(-1, 2, shape, generator=generator).float().to(E4M3) for shape in shapes)
+    v = torch.randn(shapes[1], generator=generator).to(E4M3)
+    with emulate("sm_90a", sms=3, seed=seed):
+        out, lse = fa4.flash_attn_func(q, k, v, causal=causal, softmax_scale=math.log(2), return_lse=True)
+    digest = hashlib.sha256(out.view(torch.int16).numpy().tobytes() + lse.numpy().tobytes())
+    assert digest.hexdigest()[:16] == H100_BITS[seed, queries, keys, heads_q, heads_kv, head_dim, causal]
 
 
 @pytest.mark.parametrize("columns, keys, used", [(16, 1, None), (80, 300, (300, 0, 131)), (128, 129, None)])

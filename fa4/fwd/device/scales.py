@@ -27,10 +27,10 @@ class Scales(NamedTuple):
         if not cfg.has_8bit_kv:
             return Scales(log2, over_cap, None)
         coord = work.batch, work.head_kv
-        k_descale, v_descale = nonzero_descale(args.cache.k_descale[coord]), args.cache.v_descale[coord]
+        k_descale, v_descale = args.cache.k_descale[coord], args.cache.v_descale[coord]
         if cfg.has_softcap or cfg.has_score_mod:
-            return Scales(log2, over_cap * k_descale, v_descale)
-        return Scales(log2 * k_descale, over_cap, v_descale)
+            return Scales(log2, over_cap * nonzero_descale(k_descale), v_descale)
+        return Scales(nonzero_descale(log2 * k_descale), over_cap, v_descale)
 
     def of_row(self, cfg: ForwardVariant, q_scale: Float32) -> Scales:
         """Return those of a row of Q that has been divided by a scale."""

@@ -45,7 +45,7 @@ class _Transpose(Program[TransposeConfig]):
         """v: (batch, keys, heads, columns) uint8. result: (batch, heads, columns, keys rounded up) uint8."""
         batch, heads, _, keys = result.shape
         warps = -(-cfg.columns // (ALONG_COLUMNS * COLUMNS))
-        grid = (keys // MULTIPLE, heads, batch)
+        grid = (batch, heads, keys // MULTIPLE)
         self.kernel(v, result, seqused_k, cfg).launch(grid=grid, block=(WARP * warps, 1, 1), stream=stream)
 
     @cute.kernel
@@ -53,7 +53,7 @@ class _Transpose(Program[TransposeConfig]):
         self, v: cute.Tensor, result: cute.Tensor, seqused_k: cute.Tensor | None,
         cfg: cutlass.Constexpr[TransposeConfig],
     ):  # fmt: skip
-        block, head, batch = cute.arch.block_idx()
+        batch, head, block = cute.arch.block_idx()
         thread = cute.arch.thread_idx()[0]
         first = block * MULTIPLE + thread % WARP // ALONG_COLUMNS * KEYS
         column = (thread // WARP * ALONG_COLUMNS + thread % ALONG_COLUMNS) * COLUMNS

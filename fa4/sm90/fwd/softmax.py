@@ -98,7 +98,7 @@ class Softmax(Constant):
         return BlockScores(first_key, score, mask, keep_bits)
 
     def softmax_step(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> Boolean:
-        """Replace S by P for one key block. Returns as `weights`."""
+        """Replace S by P for one key block. Returns as `raise_maxima`."""
         rows = self.masked_scores(s, scores, is_masked)
         return self.weights(s, rows, [reduce_in_chains(x, cute.arch.fmax) for x in rows], scores, is_masked)
 

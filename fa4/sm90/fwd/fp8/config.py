@@ -22,8 +22,8 @@ REGISTERS_OF_TILES = 112  # of a consumer thread; the others hold addresses and 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Config(ForwardVariant):
     """The fields are the compile key. A consumer has 64 rows of the work tile. V comes transposed, see
-    `fwd.kernels.transpose`. A row's largest P is 2^8, so that P fills the range of e4m3; a P less than 2^-18 of the
-    row's largest so far is rounded to 0.
+    `fwd.kernels.transpose`. When O is rescaled, a row's largest P is 2^7; it may grow to 2^8.75 before the next time,
+    and e4m3 ends at 448. A P of at most 2^-10 is rounded to 0: 2^-17 of the row's largest at that time.
 
     Raises:
         ValueError: the tiles do not fit in registers or shared memory.
