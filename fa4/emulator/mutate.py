@@ -37,7 +37,10 @@ def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path)
         if (case.head_dim, case.head_dim_v) == LATENT:
             q, k = problem.inputs.q, problem.inputs.k
             Recorder(gpu, folder, case.name)
-            options = dict(softmax_scale=case.head_dim**-0.5, causal=case.causal, num_splits=1)
+            options: dict[str, Any] = dict(softmax_scale=case.head_dim**-0.5, causal=case.causal, num_splits=1)
+            if is_8bit:
+                k, one = k.to(E4M3), torch.ones(())
+                options |= dict(k_descale=one, v_descale=one)
             fa4.flash_attn_with_kvcache(q, k, k[..., : case.head_dim_v], **options)
         elif direction == "fwd":
             Recorder(gpu, folder, case.name)
@@ -90,7 +93,7 @@ class _Lengths(click.ParamType):
 @click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")
 @click.option("--causal", is_flag=True)
 @click.option("--latent", is_flag=True, help="A cache of latents: v is the memory of k's first columns.")
-@click.option("--e4m3", is_flag=True, help="Tensors of e4m3, in a forward.")
+@click.option("--e4m3", is_flag=True, help="Tensors of e4m3, in a forward; with --latent, the cache.")
 @click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
 @click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
 @click.option("--deterministic", is_flag=True)
