@@ -28,7 +28,7 @@ TABLES = {
     "sm90": (sm90_forward.TILES, sm90_forward.SCHEDULES, sm90_forward.L2_SHARES, sm90_backward.TILES),
     "sm100": (sm100_forward.TILES, sm100_forward.POLYNOMIALS, sm100_forward.SCHEDULES, sm100_backward.TILES),
 }
-EVERY = {"options": 1, "shapes": 61, "caches": 29}
+EVERY = {"options": 1, "shapes": 61, "caches": 29, "eight bits": 5}
 SPEC = AttentionSpec(torch.bfloat16, 64, 64, 4, 4, 0.1)
 LONG = ProblemSize(4, 1 << 14, 1 << 14)
 # What no enumerated call asks for: many queries on pages, and no mask beside other kernels.

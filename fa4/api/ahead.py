@@ -14,7 +14,7 @@ from torch import Tensor
 from ..mods.ir.record import Mods, ModSpec
 from ..runtime import disk, jit, scaled_rows
 from ..runtime.device import chip_by_number, chip_of, emulating
-from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, ProblemSize, Saved
+from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, Operands, ProblemSize, Saved
 from ..torch_ops import low_precision, ops, run
 
 
@@ -54,6 +54,8 @@ def recorded(file: Path) -> Iterator[AheadProblem | AppendProblem]:
                 spec_fields["mods"] = ModSpec.of_plain(spec_fields["mods"])
             if "cache" in spec_fields:
                 spec_fields["cache"] = CacheSpec(**_with_dtypes(spec_fields["cache"]))
+            if "operands" in spec_fields:
+                spec_fields["operands"] = Operands(spec_fields["operands"])
             spec = AttentionSpec(**spec_fields)
             yield AheadProblem(
                 fields["chip"], spec, ProblemSize(*fields["extent"]), fields["backend"], fields.get("sms")
@@ -100,7 +102,7 @@ def _run_append(problem: AppendProblem) -> None:
 def _run_attention(problem: AheadProblem) -> None:
     inputs, flags = _inputs(problem)
     mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
-    if problem.spec.cache is not None and problem.spec.cache.has_8bit_q:
+    if problem.spec.operands is not None:
         eight_bits = {name: getattr(inputs, name).to(torch.float8_e4m3fn) for name in "qkv"}
         low_precision.native(inputs._replace(**eight_bits), low_precision.Descales(), None, flags)
         return

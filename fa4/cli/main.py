@@ -222,7 +222,7 @@ def support_table() -> str:
     limits: dict[str, str] = {}  # letter of each text
     for row in dispatch.BACKENDS:
         dtypes = ", ".join(name for name, dtype in DTYPES.items() if dtype in row.dtypes)
-        if Feature.QUERIES_8BIT in row.features:
+        if Feature.OPERANDS_8BIT in row.features:
             dtypes = f"e4m3, out {dtypes}"
         own = [limit.text for limit in row.limits if limit.of & row.features]
         letters = [f"({limits.setdefault(text, string.ascii_lowercase[len(limits)])})" for text in own]

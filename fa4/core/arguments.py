@@ -38,8 +38,8 @@ class Inputs(NamedTuple):
     @staticmethod
     def fake(cfg: Variant) -> Inputs:
         """Return fake arguments for compilation; None for tensors that the `Variant` does not have."""
-        q = jit.fake_tensor(Uint8 if cfg.has_8bit_q else cfg.dtype, 3 if cfg.varlen else 4, align=ALIGNMENT)
-        kv_dtype = Uint8 if cfg.has_8bit_kv else cfg.dtype
+        q = jit.fake_tensor(Uint8 if cfg.operands is not None else cfg.dtype, 3 if cfg.varlen else 4, align=ALIGNMENT)
+        kv_dtype = Uint8 if cfg.has_factors else cfg.dtype
         k, v = (jit.fake_tensor(kv_dtype, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
         sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
         present = (cfg.varlen, cfg.varlen_k, cfg.has_seqused_q, cfg.has_seqused_k)

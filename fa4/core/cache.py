@@ -25,8 +25,9 @@ from .variant import Variant
 
 
 class CacheTensors(NamedTuple):
-    """The tensors of a `spec.Cache`; a missing tensor is None at compile time. If all are missing, a launch takes None
-    instead of the record, since the compiler drops an empty record as an argument."""
+    """The tensors of a `spec.Cache`; k_descale, v_descale: also the factors of `spec.Operands`. A missing tensor is
+    None at compile time. If all are missing, a launch takes None instead of the record, since the compiler drops an
+    empty record as an argument."""
 
     page_table: cute.Tensor | None = None
     batch_idx: cute.Tensor | None = None
@@ -35,15 +36,16 @@ class CacheTensors(NamedTuple):
     v_descale: cute.Tensor | None = None
 
     @staticmethod
-    def fake(spec: CacheSpec | None) -> CacheTensors | None:
+    def fake(cfg: Variant) -> CacheTensors | None:
         """Return fake arguments for compilation."""
-        if spec is None or not spec.has_tensors:
+        spec = cfg.cache or CacheSpec()
+        if not (spec.has_tensors or cfg.has_factors):
             return None
         table = jit.fake_tensor(Int32, 2, align=4) if spec.page_size is not None else None
         batch_idx, leftpad = (
             jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in (spec.has_batch_idx, spec.has_leftpad)
         )
-        descales = (jit.fake_tensor(Float32, 2, align=4) if spec.has_8bit_kv else None for _ in range(2))
+        descales = (jit.fake_tensor(Float32, 2, align=4) if cfg.has_factors else None for _ in range(2))
         return CacheTensors(table, batch_idx, leftpad, *descales)
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import cutlass
+from cutlass import Float8E4M3FN
 
 from ..mods.ir.record import ModSpec
 from ..runtime import jit
-from ..runtime.spec import AttentionSpec, CacheSpec
+from ..runtime.spec import AttentionSpec, CacheSpec, Operands
 from .constant import Constant
 
 
@@ -17,7 +18,8 @@ from .constant import Constant
 class Variant(Constant):
     """One kind of attention problem, without sizes other than head dims. Kernel configurations extend it.
 
-    dtype: DSL type of q, k, v. group: query heads per key/value head. has_dlse, deterministic: backward only.
+    dtype: DSL type of out, and of q, k and v unless they are `operands`. group: query heads per key/value head.
+    has_dlse, deterministic: backward only.
     """
 
     dtype: type[cutlass.Numeric]
@@ -35,6 +37,7 @@ class Variant(Constant):
     deterministic: bool = False
     mods: ModSpec | None = None
     cache: CacheSpec | None = None
+    operands: Operands | None = None
 
     if TYPE_CHECKING:  # defined by each configuration: a property here would be the default of a field there
 
@@ -64,6 +67,7 @@ class Variant(Constant):
             deterministic=backward and spec.deterministic,
             mods=mods,
             cache=spec.cache,
+            operands=spec.operands,
         )
 
     @property
@@ -88,12 +92,18 @@ class Variant(Constant):
 
     @property
     def has_8bit_kv(self) -> bool:
-        """Whether k and v hold 8-bit values of `cache.dtype`."""
-        return self.cache is not None and self.cache.has_8bit_kv
+        """Whether k and v hold 8-bit values of `cache.dtype`, which are converted for the products."""
+        return self.operands is None and self.cache is not None and self.cache.has_8bit_kv
 
     @property
-    def has_8bit_q(self) -> bool:
-        return self.cache is not None and self.cache.has_8bit_q
+    def has_factors(self) -> bool:
+        """Whether scores and v have factors."""
+        return self.has_8bit_kv or self.operands is not None
+
+    @property
+    def operand_dtype(self) -> type[cutlass.Numeric]:
+        """DSL type of q, and of k as the products read it."""
+        return self.dtype if self.operands is None else Float8E4M3FN
 
     @property
     def has_score_mod(self) -> bool:

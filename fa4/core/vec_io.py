@@ -41,6 +41,11 @@ def pack_e4m3(values: list[Float32]) -> Int32:
     )
 
 
+def pack_word(values: list[Float32], dtype: type[cutlass.Numeric]) -> Int32:
+    """Round two floats to 16 bits, or four to e4m3, and pack them, the first in the lowest bits."""
+    return pack_e4m3(values) if dtype.width == 8 else pack_half(values[0], values[1], dtype)
+
+
 def rounded(x: Float32, dtype: type[cutlass.Numeric]) -> Float32:
     """Round a float to `dtype`, to a finite number if that is e4m3."""
     if dtype.width == 16:

@@ -17,15 +17,16 @@ from warpcheck.machine.record import Record
 from fa4.emulator import cudnn
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_of
-from fa4.runtime.spec import AttentionInputs, AttentionSpec, ProblemSize
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
 from fa4.torch_ops import run
+from fa4.torch_ops.low_precision import Descales, factors_of_heads
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """direction: "fwd" or "bwd"."""
+    """direction: "fwd" or "bwd". operands: e4m3 q, k and v; None for bfloat16."""
 
     direction: str
     batch: int
@@ -35,6 +36,7 @@ class Problem:
     head_dim_v: int
     causal: bool
     deterministic: bool = False
+    operands: Operands | None = None
 
     @property
     def pairs(self) -> float:
@@ -109,7 +111,7 @@ def spec_of(problem: Problem) -> AttentionSpec:
     return AttentionSpec(
         torch.bfloat16, problem.head_dim, problem.head_dim_v, problem.heads, problem.heads, problem.head_dim**-0.5,
         window_right=0 if problem.causal else None, deterministic=problem.deterministic,
-        needs_backward=problem.direction == "bwd",
+        needs_backward=problem.direction == "bwd", operands=problem.operands,
     )  # fmt: skip
 
 
@@ -122,7 +124,8 @@ def _with_tiles(problem: Problem, tiles: Any) -> Attend:
         made: Any = type(dispatch.plan(*what))
         plan = made(*what, forward_tiles=tiles)
         inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
-        return run.forward(inputs, spec, plan)[0]
+        factors = None if spec.operands is None else factors_of_heads(inputs, Descales())
+        return run.forward(inputs, spec, plan, cache=factors)[0]
 
     return attend
 
@@ -141,7 +144,8 @@ def recorded(
     options = {"sms": sms, "checks": Checks(races=False, poison=False), **extra}
 
     def normal(seqlen: int, columns: int) -> Tensor:
-        made = torch.randn(1, seqlen, shape.heads, columns, generator=generator).to(torch.bfloat16)
+        dtype = torch.bfloat16 if problem.operands is None else torch.float8_e4m3fn
+        made = torch.randn(1, seqlen, shape.heads, columns, generator=generator).to(dtype)
         return (made.cuda() if extra else made).requires_grad_(is_backward)
 
     with emulate(chip, timing=not is_backward, **options) as gpu:

@@ -71,8 +71,8 @@ class ForwardDirection(Generic[Config]):
 
     def __init__(self, chip: Chip, cfg: Config, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
-        self._has_8bit_q = cfg.has_8bit_q
-        self._has_bytes, self._has_cache_tensors = cfg.has_8bit_kv, cfg.cache is not None and cfg.cache.has_tensors
+        self._has_8bit_q, self._has_bytes = cfg.operands is not None, cfg.has_factors
+        self._has_cache_tensors = cfg.has_factors or (cfg.cache is not None and cfg.cache.has_tensors)
         self._varlen, self._fixed_sizes = cfg.varlen, tuple(sizes[2:])
         self._fixed_arguments = jit.fixed(scalars), jit.fixed(sizes)
 

@@ -75,4 +75,4 @@ class ForwardProgram(Program[Config]):
     def fake_args(self, cfg: Config) -> tuple:
         out, lse = fake_results(cfg, cfg.split)
         numbers = fake_numbers(self.scalars), fake_numbers(plan.LaunchSizes)
-        return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods), CacheTensors.fake(cfg.cache)
+        return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods), CacheTensors.fake(cfg)

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from cutlass import Float16
+from cutlass import Float16, Numeric
 
 from ..core import variant
 from ..pipeline.smem import Tile
@@ -58,6 +58,8 @@ class ForwardOptions(variant.Variant):
 
 Config = TypeVar("Config", bound=ForwardOptions)
 
+RESCALE_THRESHOLD_8BIT = 8.75  # of P in e4m3, see `ForwardVariant.largest_p`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardVariant(ForwardOptions):
@@ -71,7 +73,6 @@ class ForwardVariant(ForwardOptions):
     rescale_threshold: float
     smem_bytes: int
     loads_v: ClassVar[bool] = True  # False: V is the first columns of K
-    largest_p: ClassVar[int] = 0  # logarithm to base 2 of a row's largest P, when O was rescaled last
 
     if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
 
@@ -133,14 +134,21 @@ class ForwardVariant(ForwardOptions):
     @property
     def kv_bits(self) -> int:
         """Bits per element of k and v in global memory."""
-        return 8 if self.has_8bit_kv else self.dtype.width
+        return 8 if self.has_factors else self.dtype.width
 
     @property
-    def v_dtype(self) -> type:
+    def v_dtype(self) -> type[Numeric]:
         """Dtype of the operands P and V. 8-bit V: float16. Its conversion takes half as many instructions as to
         bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits. But
         factors inside rows may be beyond the range of float16."""
-        return Float16 if self.has_8bit_kv and not self.cache.has_scaled_rows else self.dtype
+        return Float16 if self.has_8bit_kv and not self.cache.has_scaled_rows else self.operand_dtype
+
+    @property
+    def largest_p(self) -> int:
+        """Logarithm to base 2 of a row's largest P, when O was rescaled last. The largest number of e4m3 is 448, so P
+        in e4m3 may grow to 2^8.75 before the next time. A P of at most 2^-10 is rounded to 0. With more, fewer weights
+        become 0; with less, O is rescaled more seldom."""
+        return 0
 
     @property
     def seq_bounded_k(self) -> bool:

@@ -67,7 +67,8 @@ _DROPOUT_SEED = 0x0123456789ABCDEF, 7  # one seed for all cases: the dropout mas
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A case with its tensors: `inputs` and `spec` for backends and oracle; `dout`, `dlse`: upstream gradients.
-    rounding: options `sequential` and `key_order` of the same-precision reference, see `reference.forward`."""
+    rounding: options of the same-precision reference besides `kept` and `functions`, see
+    `reference.forward`."""
 
     case: Case
     inputs: AttentionInputs
@@ -216,12 +217,12 @@ _ENOUGH_DRAWS, _HOPELESS = 16, 4.0
 def roundings(problem: Problem) -> Iterator[Problem]:
     """Generate this problem with other rounding errors of the reference. Columns of q, k and their gradients may be in
     another order."""
-    yield replace(problem, rounding=dict(sequential=True))
+    yield replace(problem, rounding={**problem.rounding, "sequential": True})
     i = problem.inputs
     for seed in range(DRAWS):  # another order of the columns of q and k: the same scores, rounded differently
         columns = torch.randperm(i.q.shape[-1], generator=torch.Generator().manual_seed(seed)).to(i.q.device)
         inputs = i._replace(q=i.q[..., columns], k=i.k[..., columns])
-        yield replace(problem, inputs=inputs, rounding=dict(key_order=seed))
+        yield replace(problem, inputs=inputs, rounding={**problem.rounding, "key_order": seed})
 
 
 def other_draws(problem: Problem) -> Iterator[Problem]:

@@ -85,12 +85,15 @@ class _Arithmetic:
     """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded). operand e4m3: q, k and
     v are such numbers times factors, so only P is rounded, times a power of two. sequential: a product
     of operands that are not rounded adds its terms one after the other, as a BLAS does for some shapes. Other shapes
-    have partial sums, which err less. key_order: seed of `_max_so_far`."""
+    have partial sums, which err less. key_order: seed of `_max_so_far`. sum_bits: significand of a tensor core's
+    sums. largest_p: see `fwd.variant.ForwardVariant`."""
 
     dtype: torch.dtype
     operand: torch.dtype | None
     sequential: bool = False
     key_order: int | None = None
+    sum_bits: int = 24
+    largest_p: int = 5
 
     @property
     def is_8bit(self) -> bool:
@@ -101,7 +104,9 @@ class _Arithmetic:
 
     def round_weights(self, p: Tensor) -> Tensor:
         """Round P, of which a row's largest is 1."""
-        return (p * _LARGEST_P).to(self.operand).to(self.dtype) / _LARGEST_P if self.is_8bit else self.round(p)
+        if not self.is_8bit:
+            return self.round(p)
+        return (p * 2**self.largest_p).to(self.operand).to(self.dtype) / 2**self.largest_p
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         return self._sums(a, b) if self.operand is None else self.round(a) @ self.round(b)
@@ -120,15 +125,15 @@ class _Arithmetic:
             return self._sums(a, b)
         a, b = self.round(a).double(), self.round(b).double()
         total = a.new_zeros(*a.shape[:-1], b.shape[-1])
-        count, bits = (2 * _MMA_K, _BITS_OF_8BIT_SUMS) if self.is_8bit else (_MMA_K, 24)
+        count = 2 * _MMA_K if self.is_8bit else _MMA_K
         for part_a, part_b in zip(a.split(count, -1), b.split(count, -2)):
-            _cut(total.baddbmm_(part_a, part_b), bits)
+            _cut(total.baddbmm_(part_a, part_b), self.sum_bits)
         return total.float()
 
 
 _MMA_K = 16  # products that one MMA instruction on 16-bit operands adds at once
-_BITS_OF_8BIT_SUMS = 14  # significand of Hopper's sums of e4m3 products
-_LARGEST_P = 128.0  # see `sm90.fwd.fp8.config`
+HOPPER_8BIT = {"sum_bits": 14, "largest_p": 7}
+"""Options of `forward` for e4m3 operands on a Hopper chip, whose tensor cores add them with 14 bits."""
 
 
 def _cut(x: Tensor, bits: int) -> None:
@@ -139,11 +144,11 @@ def _cut(x: Tensor, bits: int) -> None:
     x.view(torch.int64).bitwise_and_(-(1 << (53 - bits)))
 
 
-def _arithmetic(spec: AttentionSpec, precise: bool, sequential: bool, key_order: int | None) -> _Arithmetic:
+def _arithmetic(spec: AttentionSpec, precise: bool, **options: Any) -> _Arithmetic:
     if precise or spec.dtype == torch.float64:
         return _Arithmetic(torch.float64, None)
-    operand = torch.float8_e4m3fn if spec.cache is not None and spec.cache.has_8bit_q else spec.dtype
-    return _Arithmetic(torch.float32, None if operand == torch.float32 else operand, sequential, key_order)
+    operand = spec.dtype if spec.operands is None else torch.float8_e4m3fn
+    return _Arithmetic(torch.float32, None if operand == torch.float32 else operand, **options)
 
 
 def _heads_first(x: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
@@ -244,17 +249,21 @@ def forward(
     functions: Functions = _NO_FUNCTIONS,
     sequential: bool = False,
     key_order: int | None = None,
+    sum_bits: int = 24,
+    largest_p: int = 5,
 ) -> tuple[Tensor, Tensor]:
     """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k). sequential
     and key_order: other roundings of the same-precision reference. sequential: float32 products add their terms in
     order. key_order: seed of a random order of keys; P is rounded relative to the largest score so far, as in an online
-    softmax (None: of the row).
+    softmax (None: of the row). sum_bits, largest_p: of e4m3 operands, see `HOPPER_8BIT`.
 
     Returns:
         out, shaped like q with last axis head_dim_v, and lse (batch, heads_q, seqlen_q) or (heads_q, total_q):
         both float64 when `precise`; otherwise out in the input dtype and lse in float32, as a kernel returns them.
     """
-    math = _arithmetic(spec, precise, sequential, key_order)
+    math = _arithmetic(
+        spec, precise, sequential=sequential, key_order=key_order, sum_bits=sum_bits, largest_p=largest_p
+    )
     q, varlen = inputs.q, inputs.varlen
     out = torch.zeros(*q.shape[:-1], spec.head_dim_v, dtype=math.dtype, device=q.device)
     lse_shape = (spec.heads_q, q.shape[0]) if varlen else (q.shape[0], spec.heads_q, q.shape[1])
@@ -295,7 +304,7 @@ def backward_with_captured(
 
     Returns float64 gradients when `precise`, else in the dtypes of the inputs.
     """
-    math, varlen = _arithmetic(spec, precise, sequential, key_order), inputs.varlen
+    math, varlen = _arithmetic(spec, precise, sequential=sequential, key_order=key_order), inputs.varlen
     grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
     dq, dk, dv = grads
     dsink = None if inputs.sink is None else torch.zeros_like(inputs.sink, dtype=math.dtype)

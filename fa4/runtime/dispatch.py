@@ -22,8 +22,11 @@ from .plan import Plan
 from .spec import AttentionSpec, Feature, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
-ALL_FEATURES = frozenset(Feature) - {Feature.QUERIES_8BIT}  # otherwise they are dequantised before
+ALL_FEATURES = frozenset(Feature) - {Feature.OPERANDS_8BIT}  # otherwise they are dequantised before
 _BACKWARD_FEATURES = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
+_CACHE_FEATURES = frozenset(
+    (Feature.PAGES, Feature.CACHE_ROWS, Feature.CACHE_VARLEN, Feature.CACHE_8BIT, Feature.SCALED_ROWS)
+)
 MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS, Feature.DROPOUT))
 
 
@@ -85,6 +88,7 @@ class Backend:
     requires: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     backward: str | None = None  # backend whose plan has the backward; None for this one
+    least_queries: int = 1  # with fewer, 8-bit q, k and v are dequantised
 
     def refusals(self, spec: AttentionSpec, chip: Chip) -> list[str]:
         """Return every reason why this backend cannot serve the problem on `chip`; empty if it can."""
@@ -260,12 +264,21 @@ _SM90_FP8 = replace(
     features=frozenset(
         (
             Feature.CAUSAL, Feature.WINDOW, Feature.GQA, Feature.HEAD_DIM_V, Feature.SEQUSED, Feature.SOFTCAP,
-            Feature.SINK, Feature.QUERIES_8BIT, Feature.BATCH_INVARIANT,
+            Feature.SINK, Feature.OPERANDS_8BIT, Feature.BATCH_INVARIANT,
         )
     ),
     module="fa4.sm90.fwd.fp8.plan",
     limits=(),
+    least_queries=256,  # with fewer rows, reading keys is what takes time, and a transposition would read v twice
 )  # fmt: skip
+_SM100_FP8 = replace(
+    _SM100,
+    summary="CuTe DSL, tcgen05 and TMA, products of e4m3",
+    head_dims=HeadDims(multiple=16, largest=256),
+    dtypes=(torch.bfloat16,),
+    features=_SM100.features - _CACHE_FEATURES - _BACKWARD_FEATURES | {Feature.OPERANDS_8BIT},
+    limits=(_mod_limits, _block_limits),
+)
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
@@ -280,6 +293,7 @@ BACKENDS: tuple[Backend, ...] = (
     _SM90_LATENT,
     _SM90_WIDEST,
     _SM90_FP8,
+    _SM100_FP8,
     _SM80,
     Backend(
         name="torch",
@@ -341,13 +355,12 @@ def select(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Backend:
     return row
 
 
-_LEAST_QUERIES = 256  # with fewer rows, reading 8-bit keys is what takes time, and a transposition would read v twice
-
-
-def takes_8bit_queries(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> bool:
-    """Return whether a kernel multiplies the 8-bit numbers of a spec with `Feature.QUERIES_8BIT`, and it pays."""
-    is_large = extent.max_seqlen_q >= _LEAST_QUERIES and extent.max_seqlen_k > 0 and spec.softmax_scale >= 0
-    return is_large and any(backend in ("auto", row.name) and not row.refusals(spec, chip) for row in BACKENDS)
+def takes_8bit_operands(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> bool:
+    """Return whether a kernel multiplies the 8-bit numbers of a spec with `Feature.OPERANDS_8BIT`, and it pays."""
+    if extent.max_seqlen_k == 0 or spec.softmax_scale < 0:
+        return False
+    rows = (row for row in BACKENDS if backend in ("auto", row.name) and row.least_queries <= extent.max_seqlen_q)
+    return any(not row.refusals(spec, chip) for row in rows)
 
 
 def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Plan:

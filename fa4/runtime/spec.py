@@ -43,7 +43,7 @@ class Feature(enum.Enum):
     CACHE_VARLEN = "packed queries on a cache"
     CACHE_8BIT = "cache of 8-bit numbers"
     SCALED_ROWS = "cache of 656-byte rows"
-    QUERIES_8BIT = "queries of e4m3"
+    OPERANDS_8BIT = "e4m3 q, k and v"
     BATCH_INVARIANT = "batch_invariant"
 
 
@@ -61,16 +61,13 @@ class CacheSpec:
     """Part of a `Cache` that shapes code: how the rows of a sequence are found, and how K/V are stored.
 
     page_size: rows of a page; None if a sequence's rows are contiguous. dtype: 8-bit dtype of k and v, one of `BYTES`,
-    multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype. has_8bit_q: q,
-    k and v are the tensors of a call on e4m3, with factors of q in those of k; out has the dtype of `AttentionSpec`.
-    `Cache.spec` never sets it.
+    multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype.
     """
 
     page_size: int | None = None
     has_batch_idx: bool = False
     has_leftpad: bool = False
     dtype: torch.dtype | None = None
-    has_8bit_q: bool = False
 
     @property
     def has_8bit_kv(self) -> bool:
@@ -96,9 +93,16 @@ class CacheSpec:
         return 1 if self.page_size is None else tile_n // math.gcd(tile_n, self.page_size)
 
 
+class Operands(enum.StrEnum):
+    """8-bit tensors q, k and v of a call, which kernels multiply as such. E4M3: with one factor of the scores, q's and
+    k's together, and one of v, for each sequence and key/value head; a `Cache` holds them."""
+
+    E4M3 = "e4m3"
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention problem without its tensors.
+    """One attention problem without its tensors. dtype: of out, and of q, k and v unless they are `operands`.
 
     Causal masking is the window `window_right == 0`, so each mask has one representation. Windows are aligned
     bottom-right: query i of a sequence attends to key j when `i + seqlen_k - seqlen_q - window_left <= j <= i +
@@ -125,6 +129,7 @@ class AttentionSpec:
     num_splits: int = 0
     batch_invariant: bool = False
     v_in_k: bool = False
+    operands: Operands | None = None
 
     @staticmethod
     def of(
@@ -197,9 +202,9 @@ class AttentionSpec:
             Feature.PAGES: cache.page_size is not None,
             Feature.CACHE_ROWS: cache.has_batch_idx or cache.has_leftpad,
             Feature.CACHE_VARLEN: self.cache is not None and self.varlen,
-            Feature.CACHE_8BIT: cache.has_8bit_kv and not cache.has_8bit_q,
+            Feature.CACHE_8BIT: cache.has_8bit_kv,
             Feature.SCALED_ROWS: cache.has_scaled_rows,
-            Feature.QUERIES_8BIT: cache.has_8bit_q,
+            Feature.OPERANDS_8BIT: self.operands is not None,
             Feature.BATCH_INVARIANT: self.batch_invariant,
         }
         return frozenset(feature for feature, is_requested in requested.items() if is_requested)

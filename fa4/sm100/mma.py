@@ -18,7 +18,12 @@ from ..core.constant import Constant
 from ..pipeline.smem import PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
 from . import tmem
 
-K_PER_MMA = 16  # reduction elements per instruction, 16-bit operands
+COLUMNS_PER_MMA = 8  # of tensor memory that an instruction reads of A
+
+
+def k_per_mma(bits: int) -> int:
+    """Reduction elements of an instruction, for operands of so many bits."""
+    return 256 // bits
 
 
 class Major(enum.IntEnum):
@@ -42,10 +47,11 @@ class SmemOperand(Constant):
         return (leading >> 4) << 16 | (SWIZZLE_ALIGN >> 4) << 32 | 1 << 46 | 2 << 61
 
     def step(self, k: int) -> int:
-        """Descriptor offset of the k-th group of 16 reduction elements."""
+        """Descriptor offset of the reduction elements of the k-th instruction."""
+        first = k * k_per_mma(self.tile.bits)
         if self.major is Major.MN:
-            return k * K_PER_MMA * PANEL_ROW_BYTES >> 4
-        panel, column = divmod(k * K_PER_MMA, self.tile.panel_columns)
+            return first * PANEL_ROW_BYTES >> 4
+        panel, column = divmod(first, self.tile.panel_columns)
         return (panel * self.tile.panel_bytes + column * self.tile.bits // 8) >> 4
 
     def at(self, address: Int32) -> Int32:
@@ -53,7 +59,7 @@ class SmemOperand(Constant):
         return Int32((address >> 4) & 0x3FFF) | Int32(self.constant_bits & 0xFFFFFFFF)
 
     def descriptor(self, low: Int32, k: int):
-        """Descriptor (an i64 value) of the k-th group of 16 reduction elements; `low` is from `at`."""
+        """Descriptor (an i64 value) of the reduction elements of the k-th instruction; `low` is from `at`."""
         i32x2 = ir.VectorType.get([2], Int32.mlir_type)
         high = Int32(self.constant_bits >> 32)
         pair = vector.from_elements(i32x2, [(low + self.step(k)).ir_value(), high.ir_value()])
@@ -62,7 +68,7 @@ class SmemOperand(Constant):
 
 @dataclass(frozen=True, slots=True)
 class Umma(Constant):
-    """Shape of one product: m rows, n columns (a multiple of 16), k reduced 16 at a time.
+    """Shape of one product: m rows, n columns (a multiple of 16), k reduced `k_per_mma` at a time.
 
     With `ctas` = 2 a CTA pair computes the product. Each CTA holds half of A's rows and half of B's rows, and gets its
     own rows of D; both use the same shared and tensor memory addresses. At m = 256 a lane is a row. At m = 128 lanes
@@ -73,21 +79,25 @@ class Umma(Constant):
     n: int
     k: int
     b: SmemOperand
-    a: SmemOperand | None = None  # None: A is in tensor memory, 16-bit pairs packed into 32-bit columns
+    a: SmemOperand | None = None  # None: A is in tensor memory, packed into 32-bit columns
     m: int = 128
     ctas: int = 1
 
     @property
     def instruction(self) -> int:
         """32-bit instruction descriptor: fp32 accumulator, operand type and major axes, n and m."""
-        operand = 1 if self.dtype is cutlass.BFloat16 else 0
+        operand = 1 if self.dtype is cutlass.BFloat16 else 0  # 0: float16, or e4m3
         a_major = Major.K if self.a is None else self.a.major
         formats = 1 << 4 | operand << 7 | operand << 10
         return formats | a_major << 15 | self.b.major << 16 | self.n >> 3 << 17 | self.m >> 4 << 24
 
     @property
     def steps(self) -> int:
-        return -(-self.k // K_PER_MMA)
+        return -(-self.k // k_per_mma(self.dtype.width))
+
+    @property
+    def kind(self) -> nvvm.Tcgen05MMAKind:
+        return nvvm.Tcgen05MMAKind.F8F6F4 if self.dtype.width == 8 else nvvm.Tcgen05MMAKind.F16
 
     def issue(self, d, a, b, accumulate, steps: range | None = None) -> None:
         """Issue D (+)= A B^T. One elected thread calls it.
@@ -97,13 +107,13 @@ class Umma(Constant):
             a: low descriptor word of A from `SmemOperand.at`, or A's tensor-memory address.
             b: low descriptor word of B from `SmemOperand.at`.
             accumulate: bool or Boolean; False overwrites D at the first step.
-            steps: groups of 16 reduction elements to issue; default all.
+            steps: instructions to issue; default all.
         """
         for k in range(self.steps) if steps is None else steps:
             accumulates = Boolean(accumulate) if k == 0 else Boolean(True)
-            a_k = tmem.pointer(a + k * K_PER_MMA // 2) if self.a is None else self.a.descriptor(a, k)
+            a_k = tmem.pointer(a + k * COLUMNS_PER_MMA) if self.a is None else self.a.descriptor(a, k)
             nvvm.tcgen05_mma(
-                nvvm.Tcgen05MMAKind.F16,
+                self.kind,
                 cta_group(self.ctas),
                 tmem.pointer(d),
                 a_k,

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..mods.ir.record import Mods
 from ..runtime import dispatch, torch_internals
 from ..runtime.device import chip_of
-from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, Saved, compute_dtype
+from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Cache, Flags, Operands, Saved, compute_dtype
 from ..runtime.torch_internals import autocast_anywhere, is_transformed
 from . import autograd, calls, checks, flops, ops, recipes, run
 from .autocast import cast_all
@@ -57,28 +57,29 @@ def native(
     """Return out (bfloat16) and lse of a kernel that multiplies 8-bit numbers; None if no kernel serves the call.
 
     Such a kernel takes one factor for the scores of a sequence and key/value head, and one for the values."""
-    if mods is not None or inputs.varlen or not are_of_heads(inputs, descales):
+    if not are_of_heads(inputs, descales):
         return None
     flags = flags.resolved()
-    signature = Signature.of("8-bit operator", inputs.tensors, (flags, inputs.extent))
+    packed, extent = inputs.varlen, inputs.extent
+    signature = Signature.of(
+        "8-bit operator", inputs.tensors, (flags, extent.rounded() if packed else extent, mods and mods.spec_key()),
+        PACKED if packed else (),
+    )  # fmt: skip
     forward = routes.find(signature)
     if forward is None:
         forward, spec = False, native_spec(inputs, mods, flags)
         if spec is not None:
-            plan = dispatch.plan(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
+            plan = dispatch.plan(spec, extent, chip_of(inputs.q.device), flags.backend)
             forward = run.ForwardExecutor(inputs, spec, plan)
         routes.keep(signature, forward)
-    return forward(inputs, None, _factors_of_heads(inputs, descales)) if forward else None
+    return forward(inputs, mods, factors_of_heads(inputs, descales)) if forward else None
 
 
 def native_spec(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> AttentionSpec | None:
     """Return the spec of a call for a kernel that multiplies 8-bit numbers; None if no kernel serves it."""
-    if mods is not None or inputs.varlen:
-        return None
     flags = flags.resolved()._replace(needs_backward=False, deterministic=False)
-    cache = CacheSpec(dtype=recipes.E4M3, has_8bit_q=True)
-    spec = replace(AttentionSpec.of(inputs, flags), dtype=torch.bfloat16, cache=cache)
-    is_taken = dispatch.takes_8bit_queries(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
+    spec = replace(AttentionSpec.of(inputs, flags, mods), dtype=torch.bfloat16, operands=Operands.E4M3)
+    is_taken = dispatch.takes_8bit_operands(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
     return spec if is_taken else None
 
 
@@ -89,7 +90,7 @@ def are_of_heads(inputs: AttentionInputs, descales: Descales) -> bool:
     return all(x.dtype == torch.float32 and (x.numel() == 1 or tuple(x.shape) == shape) for x in given)
 
 
-def _factors_of_heads(inputs: AttentionInputs, descales: Descales) -> Cache:
+def factors_of_heads(inputs: AttentionInputs, descales: Descales) -> Cache:
     """Return the factors of scores and of v for each sequence and key/value head."""
     shape, one = (inputs.batch, inputs.k.shape[-2]), torch.ones((), device=inputs.q.device)
     factors = [one if x is None else x.reshape(()) if x.numel() == 1 else x for x in descales]

@@ -19,7 +19,7 @@ import fa4
 from fa4.mods.frontend.trace import trace_mask, trace_score
 from fa4.mods.ir.graph import Graph
 from fa4.mods.ir.record import ModSpec
-from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
+from fa4.runtime.spec import AttentionSpec, CacheSpec, Operands, ProblemSize
 
 # Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
 DIMS = (8, 64, 72, 96, 104, 128, 136, 192, 200, 208, 256)
@@ -186,6 +186,14 @@ def options(backward: bool) -> Iterator[Problem]:
         yield Problem(spec, ProblemSize(2, rows, 300))
 
 
+def eight_bits() -> Iterator[Problem]:
+    """Forwards of e4m3 q, k and v."""
+    for problem in itertools.chain(options(backward=False), itertools.islice(shapes(backward=False), 0, None, 7)):
+        spec = problem.spec
+        if spec.dtype == torch.bfloat16 and not (spec.head_dim % 16 or spec.head_dim_v % 16):
+            yield replace(problem, spec=replace(spec, operands=Operands.E4M3))
+
+
 @functools.cache
 def families() -> dict[str, list[Problem]]:
     """All, by what they are enumerated for."""
@@ -194,4 +202,5 @@ def families() -> dict[str, list[Problem]]:
         "options": [problem for backward in sides for problem in options(backward)],
         "shapes": [problem for backward in sides for problem in shapes(backward)],
         "caches": list(caches()),
+        "eight bits": list(eight_bits()),
     }

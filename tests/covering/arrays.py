@@ -135,15 +135,15 @@ _CACHES_IN_TORCH = CACHES.without(
 _SOFTCAP_AND_MASK = dict(
     form="dense", head_dim="64", head_dim_v="same", softcap="yes", score_mod="none", mask_mod="documents", dropout="yes"
 )
-_MULTIPLIED = dict(
-    recipe=("none", "tensor", "head"),
+_BY_HEADS = dict(recipe=("none", "tensor", "head"), scale=("default", "given"))
+_MULTIPLIED = _BY_HEADS | dict(
     form=("dense",),
     head_dim=("16", "64", "96", "128"),
     lengths=("large", "larger", "square"),
-    scale=("default", "given"),
-    **dict.fromkeys(("score_mod", "mask_mod"), ("none",)),
+    **dict.fromkeys(("score_mod", "mask_mod", "block_mask"), ("none",)),
     dropout=("no",),
 )
+_BY_16 = "16", "64", "96", "128", "256"
 _FETCHED_BYTES = dict(head_dim="256", head_dim_v="same", pages="128", bits="fp8", leftpad="yes", queries="1")
 
 ARRAYS = {
@@ -165,9 +165,10 @@ ARRAYS = {
         Array("caches-latent-8bit", _CACHES.with_levels(**_8BIT_LATENT), 2, backends=("sm90", "sm100")),
         # Rows of 656 bytes with functions, which the portable kernels take.
         Array("caches-rows", _CACHES.with_levels(**_LATENT_ROWS), 2, backends=("sm80",)),
-        # Calls on e4m3 tensors, and those that a kernel of Hopper multiplies as such.
-        Array("eight-bits", EIGHT_BITS, 2, backends=("sm90",)),
+        # Calls on e4m3 tensors, and those that a kernel of a chip multiplies as such.
+        Array("eight-bits", EIGHT_BITS, 2, backends=("sm90", "sm100")),
         Array("eight-bits-multiplied", EIGHT_BITS.with_levels(**_MULTIPLIED), 2, backends=("sm90",)),
+        Array("eight-bits-sm100", EIGHT_BITS.with_levels(**_BY_HEADS, head_dim=_BY_16), 2, backends=("sm100",)),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4.runtime.spec import CacheSpec
+from fa4.oracle import reference
+from fa4.runtime.device import chip_of
+from fa4.runtime.spec import Operands
 from fa4.torch_ops import low_precision
 from tests.covering import calls, layouts
 from tests.covering.judge import Judged, judge
 from tests.covering.model import Row
 
 E4M3 = torch.float8_e4m3fn
-_AS_CALL = dict(
-    dtype="bfloat16", captured="fixed", block_mask="none", direction="inference", deterministic="no", dlse="no"
-)
+_AS_CALL = dict(dtype="bfloat16", captured="fixed", direction="inference", deterministic="no", dlse="no")
 
 
 @dataclass
@@ -49,8 +49,9 @@ class EightBitCall(calls.Call):
     def judged(self, results: dict[str, Tensor]) -> list[Judged]:
         problem = self.problem
         if self.is_multiplied:
-            cache = CacheSpec(dtype=E4M3, has_8bit_q=True)
-            problem = replace(problem, spec=replace(problem.spec, cache=cache))
+            is_hopper = chip_of(self.tensors["q"].device).number == 90
+            rounding = reference.HOPPER_8BIT if is_hopper else {}
+            problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3), rounding=rounding)
         return judge(problem, results, self.functions, self.kept)
 
 

@@ -283,12 +283,20 @@ EIGHT_BITS = Model(
         sink=("no", "yes"),
         score_mod=("none", "alibi", "bias"),
         mask_mod=("none", "documents"),
+        block_mask=("none", "128", "64"),
         dropout=("no", "yes"),
         layout=("contiguous", "heads_first", "padded", "expanded", "unaligned"),
     ),
     (
         _no("a softcap is a score_mod", softcap="yes", score_mod=("alibi", "bias")),
         _no("blocks of 32 columns", recipe="mxfp8", head_dim=("16", "odd")),
+        _no(
+            "a block mask says itself who sees whom",
+            block_mask=("128", "64"),
+            mask=("causal", "left", "both_sides", "causal_left"),
+        ),
+        _no("a block mask has a block", block_mask=("128", "64"), form="dense", lengths="zero"),
+        _no("a block mask is made of a mask_mod", block_mask=("128", "64"), mask_mod="none"),
     ),
     {
         "sm80": (),

@@ -13,54 +13,20 @@ from bench import static
 from fa4.api import ahead
 from fa4.emulator import emulate
 from fa4.fwd.kernels import transpose
-from fa4.oracle import cases, reference
+from fa4.oracle import cases
 from fa4.oracle.cases import Case
+from fa4.oracle.reference import HOPPER_8BIT
 from fa4.runtime.device import chip_by_number, emulating
-from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
+from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
 from fa4.sm90.fwd.fp8.kernel import channels, smem_map
 from fa4.sm90.fwd.fp8.plan import Fp8Forward
+from tests.fp8.heads import CASES, judged, of_heads
 from tests.machine_code import machine_code
 
 E4M3 = torch.float8_e4m3fn
 CHIP = chip_by_number(90)
-CACHE = CacheSpec(dtype=E4M3, has_8bit_q=True)
-SPEC = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1, cache=CACHE)
-SMALL = dict(seqlen_q=300, head_dim=64, batch=2)
-CASES = (
-    Case("full", **SMALL, seqlen_k=520, heads_q=2),
-    Case("causal", seqlen_q=530, seqlen_k=530, head_dim=128, causal=True),
-    Case("more_keys", seqlen_q=257, seqlen_k=900, head_dim=128, causal=True, heads_q=4, heads_kv=2),
-    Case("window", **SMALL, seqlen_k=700, window_size=(200, 30), softcap=15.0, sink=True),
-    Case("left", **SMALL, seqlen_k=300, window_size=(10, None), heads_q=3, heads_kv=1),
-    Case("empty_rows", **SMALL, seqlen_k=100, causal=True, sink=True),
-    Case("widths", seqlen_q=256, seqlen_k=333, head_dim=96, head_dim_v=80, batch=2, seqused=((None, 333), (None, 7))),
-    Case("narrow", seqlen_q=261, seqlen_k=130, head_dim=16, head_dim_v=48, softmax_scale=0.7),
-    Case("large", **SMALL, seqlen_k=300, logits=300.0),
-)
 LONG = Case("long", seqlen_q=256, seqlen_k=5000, head_dim=64, head_dim_v=32)
-
-
-def rounded(problem, generator):
-    """The problem on the numbers that e4m3 tensors and random factors stand for, and the call's arguments."""
-    exact, arguments, sizes = [], {}, problem.inputs.k.shape
-    for name, x in zip("qkv", problem.inputs[:3]):
-        scales = torch.rand(sizes[0], sizes[2], generator=generator) + 0.5
-        by_row = scales.repeat_interleave(x.shape[2] // sizes[2], 1)[:, None, :, None]
-        data = (x.float() / by_row).clamp(-448, 448).to(E4M3)
-        exact.append(data.float() * by_row)
-        arguments |= {name: data, f"{name}_descale": scales}
-    spec = replace(problem.spec, dtype=torch.bfloat16, cache=CACHE)
-    return replace(problem, inputs=problem.inputs._replace(q=exact[0], k=exact[1], v=exact[2]), spec=spec), arguments
-
-
-def judged(problem, out, lse):
-    """Judge by the reference that rounds P to e4m3 and adds with 14 bits, in other orders of the keys, too."""
-
-    def references(of, precise):
-        return reference.forward(of.inputs, of.spec, precise=precise, **of.rounding)
-
-    results = {"out": out, "lse": lse}
-    return cases.judge_by_draws(results, references, problem, (), cases.roundings(problem))
+SPEC = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1, operands=Operands.E4M3)
 
 
 def run(case, seed, arguments, problem, **changes):
@@ -73,7 +39,7 @@ def run(case, seed, arguments, problem, **changes):
 @pytest.mark.rotates(3)
 @pytest.mark.parametrize("case", (*CASES, LONG), ids=str)
 def test_case_is_right(case, seed):
-    problem, arguments = rounded(cases.make(case, seed), torch.Generator().manual_seed(seed))
+    problem, arguments = of_heads(cases.make(case, seed), seed, HOPPER_8BIT)
     if case.seqused:
         for name in ("k", "v"):  # rows that no sequence uses
             for row, (_, count) in zip(arguments[name], case.seqused):
@@ -85,7 +51,7 @@ def test_case_is_right(case, seed):
 
 def test_strides_orders_and_repeats_change_no_bit(seed):
     case = CASES[3]
-    problem, arguments = rounded(cases.make(case, seed), torch.Generator().manual_seed(seed))
+    problem, arguments = of_heads(cases.make(case, seed), seed, HOPPER_8BIT)
     views = {
         name: arguments[name].view(torch.uint8).transpose(1, 2).contiguous().transpose(1, 2).view(E4M3)
         for name in "qkv"
@@ -97,7 +63,7 @@ def test_strides_orders_and_repeats_change_no_bit(seed):
 
 def test_an_expanded_head_and_a_factor_of_all(seed):
     case = Case("expanded", seqlen_q=256, seqlen_k=200, heads_q=4, heads_kv=4)
-    problem, arguments = rounded(cases.make(case, seed), torch.Generator().manual_seed(seed))
+    problem, arguments = of_heads(cases.make(case, seed), seed, HOPPER_8BIT)
     arguments |= {name: arguments[name][:, :, :1].expand(-1, -1, 4, -1) for name in "kv"}
     arguments |= dict(q_descale=None, k_descale=torch.tensor(0.5), v_descale=torch.tensor([2.0]))
     exact = [arguments[name].float() * factor for name, factor in (("q", 1.0), ("k", 0.5), ("v", 2.0))]
@@ -106,7 +72,7 @@ def test_an_expanded_head_and_a_factor_of_all(seed):
 
 
 def test_transposed_factors(seed):
-    problem, arguments = rounded(cases.make(CASES[0], seed), torch.Generator().manual_seed(seed))
+    problem, arguments = of_heads(cases.make(CASES[0], seed), seed, HOPPER_8BIT)
     expected = run(CASES[0], seed, arguments, problem)
     for names in (("q_descale",), ("q_descale", "k_descale", "v_descale")):
         views = {name: arguments[name].t().contiguous().t() for name in names}

@@ -24,7 +24,7 @@ class Scales(NamedTuple):
     def of(context: ForwardContext, work: Work) -> Scales:
         cfg, args = context.cfg, context.args
         log2, over_cap = args.scale_log2, args.scale_over_cap
-        if not cfg.has_8bit_kv:
+        if not cfg.has_factors:
             return Scales(log2, over_cap, None)
         coord = work.batch, work.head_kv
         k_descale, v_descale = args.cache.k_descale[coord], args.cache.v_descale[coord]

@@ -22,7 +22,7 @@ from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.device.rows import is_written, result, row_coord_of
 from ...fwd.device.work import Work
 from ...fwd.variant import OutStore
-from ...pipeline.cursor import ALL, consume, produce
+from ...pipeline.cursor import ALL, Lane, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
 from .config import Sm100ForwardContext
@@ -37,7 +37,8 @@ def correction(context: Sm100ForwardContext):
     cfg, ends, context = context.cfg, context.ends("correction"), context.with_tmem_addresses()
     lane = cute.arch.thread_idx()[0] % cfg.tile_m
     scale_rows, norm_rows = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
-    scales = consume(ends.softmax_correction_scale, ALL if const_expr(cfg.s_stages == 1) else None)
+    lanes = [Lane(tile, cfg.q_tiles) for tile in range(cfg.q_tiles)]
+    scales = [consume(ends.softmax_correction_scale, lane) for lane in lanes]
     norms = consume(ends.softmax_correction_norm, ALL)
     products = consume(ends.mma_correction_O, ALL)
     staged = None if const_expr(cfg.out_store is OutStore.DIRECT) else produce(ends.correction_epilogue_O, ALL)
@@ -47,27 +48,19 @@ def correction(context: Sm100ForwardContext):
         work = queue.tile()
         if work.count > 0:
             for i in cutlass.range(work.count, unroll=1):
-                if const_expr(cfg.s_stages == 1):
-                    for tile in cutlass.range_constexpr(cfg.q_tiles):
-                        scales.wait(tile)
-                        factor = scale_rows[tile * cfg.tile_m + lane]
-                        must_rescale = cute.arch.vote_any_sync(factor < 1.0)
-                        scales.arrive(tile)
-                        if must_rescale and i > 0:
-                            rescale(context, tile, factor, cfg.head_dim_v_padded)
-                        ends.mma_softmax_S.arrive_free(tile)
-                else:
-                    scales.wait()
-                    factor = scale_rows[scales.stage * cfg.tile_m + lane]
+                for tile in cutlass.range_constexpr(cfg.q_tiles):
+                    scales[tile].wait()
+                    factor = scale_rows[scales[tile].stage * cfg.tile_m + lane]
                     must_rescale = cute.arch.vote_any_sync(factor < 1.0)
-                    scales.arrive()
+                    scales[tile].arrive()
                     if i > 0:
-                        products.wait(0)
-                        products = products.next()
+                        if const_expr(cfg.s_stages > 1):  # of one Q tile
+                            products.wait(tile)
+                            products = products.next()
                         if must_rescale:
-                            rescale(context, 0, factor, cfg.head_dim_v_padded)
-                    ends.mma_softmax_S.arrive_free(scales.stage)
-                scales = scales.next()
+                            rescale(context, tile, factor, cfg.head_dim_v_padded)
+                    ends.mma_softmax_S.arrive_free(scales[tile].stage)
+                scales = [cursor.next() for cursor in scales]
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 norms.wait(tile)
                 norm = norm_rows[tile * cfg.tile_m + lane]

@@ -32,7 +32,7 @@ def epilogue(context: Sm100ForwardContext):
             out = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.seq_bounded_q)
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 staged.wait(tile)
-                smem_ptr = context.smem.pointer("O", cfg.dtype) + tile * cfg.elements(cfg.o_step)
+                smem_ptr = context.smem.pointer("O", cfg.dtype) + tile * (8 * cfg.o_step // cfg.dtype.width)
                 tma_store(tma, out, row_tile(context, work, tile), smem_ptr)
                 staged.arrive(tile)
                 if const_expr(cfg.out_store is OutStore.TMA_OVER_Q):

@@ -85,7 +85,7 @@ def load_q(context: Sm100ForwardContext, work: Work, tile: int, cursor: Cursor):
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait(tile)
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.seq_bounded_q)
-    smem_ptr = context.smem.pointer("Q", cfg.dtype) + tile * cfg.elements(cfg.q_tile.nbytes)
+    smem_ptr = context.smem.pointer("Q", cfg.loaded_dtype) + tile * cfg.elements(cfg.q_tile.nbytes)
     cursor.expect_tx(tma.tile.nbytes, context.args.order.rank, tile)
     tile_index = row_tile(context, work, tile)
     if cfg.seq_bounded_q:
@@ -129,4 +129,4 @@ def kv_ptr(context: Sm100ForwardContext, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
     if cfg.has_8bit_kv:
         return context.smem.pointer("KV bytes", Uint8) + stage * cfg.kv8_stage_bytes
-    return context.smem.pointer("KV", cfg.dtype) + stage * cfg.elements(cfg.kv_stage_bytes)
+    return context.smem.pointer("KV", cfg.loaded_dtype) + stage * cfg.elements(cfg.kv_stage_bytes)

@@ -20,7 +20,7 @@ from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
-from ..mma import K_PER_MMA
+from ..mma import k_per_mma
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .work import Queue
 
@@ -169,7 +169,8 @@ def issue_pv(
     cfg: Sm100ForwardConfig, addresses: TmemAddresses, tile: int, v, accumulate: Boolean, s: Cursor, ptail: Cursor
 ):
     """O += P V for one Q tile: the P head as soon as it is stored, then the P tail."""
-    pv, head_steps = cfg.pv, cfg.p_head // K_PER_MMA
+    pv = cfg.pv
+    head_steps = cfg.p_head // k_per_mma(pv.dtype.width)
     o, p = addresses.O[tile], addresses.P[tile]
     stage = tile
     if cfg.s_stages == 2:

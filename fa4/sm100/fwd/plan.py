@@ -9,6 +9,7 @@ from ...core.order import even_l2_group
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
+from ...fwd.variant import RESCALE_THRESHOLD_8BIT
 from ...pipeline.smem import SWIZZLE_ALIGN
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
@@ -52,6 +53,8 @@ def configure(
 ) -> Sm100ForwardConfig:
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip).row
+    if spec.operands is not None:
+        tiles = replace(tiles, rescale_threshold=RESCALE_THRESHOLD_8BIT)
     options, is_split = Sm100ForwardConfig.options(spec, _packed_heads(spec, tiles), splits), splits > 1
     if is_split:  # there are too few CTAs for pairs; a single CTA holds few blocks of 128 wide keys
         tile_n = 64 if tiles.s_stages > 1 else tiles.tile_n

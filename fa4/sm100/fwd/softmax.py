@@ -25,12 +25,12 @@ from ...core.mask import range_blocks, sparse_blocks
 from ...core.mask_bits import apply_mask
 from ...core.score import apply_softcap
 from ...core.traced import Traced, bind
-from ...core.vec_io import pack_half
+from ...core.vec_io import pack_word
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.device.scales import Scales
 from ...fwd.device.work import Work
 from ...fwd.variant import ForwardVariant
-from ...pipeline.cursor import Cursor, consume, produce
+from ...pipeline.cursor import Cursor, Lane, consume, produce
 from ...pipeline.ends import Ends
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
@@ -48,7 +48,7 @@ def softmax(context: Sm100ForwardContext):
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     tile = warp // 4
-    s = consume(ends.mma_softmax_S, tile if const_expr(cfg.s_stages == 1) else None)
+    s = consume(ends.mma_softmax_S, Lane(tile, cfg.q_tiles))
     norms = produce(ends.softmax_correction_norm, tile)
     norm_rows = rows_in_smem(context, "norm")
     step = functools.partial(softmax_step, context, ends, tile)
@@ -69,7 +69,7 @@ def softmax(context: Sm100ForwardContext):
             norms.wait()
             if const_expr(cfg.has_dropout):
                 norm = norm * context.args.mods.dropout.scale
-            if const_expr(cfg.has_8bit_kv):
+            if const_expr(cfg.has_factors):
                 norm = norm * context.args.cache.v_descale[work.batch, work.head_kv]
             norm_rows[thread] = norm
             norms.arrive()
@@ -151,17 +151,17 @@ class RowInBlock(Constant):
         return apply_mask(s, self.first if cfg.has_left else None, self.stop) if is_masked else s
 
     def weights(
-        self, s: list[Float32], pair: int, minus_offset: Float32, polynomial: int, dtype: type
-    ) -> tuple[tuple[Float32, Float32], Int32]:
-        """P of a pair of neighbouring visible scores; and the same after dropout, in 16 bits. polynomial: pairs of
-        every 16 whose exp2 runs on the FMA units."""
+        self, s: list[Float32], pair: int, minus_offset: Float32, polynomial: int
+    ) -> tuple[tuple[Float32, Float32], tuple[Float32, ...]]:
+        """P of a pair of neighbouring visible scores, and the same after dropout. polynomial: pairs of every 16 whose
+        exp2 runs on the FMA units."""
         scale = self.scales.log2
         x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), (scale, scale), (minus_offset, minus_offset))
         p = exp2_polynomial(x, y) if is_polynomial(pair, polynomial) else (exp2_mufu(x), exp2_mufu(y))
         kept = p
         if self.keep_bits is not None:
             kept = tuple(apply_dropout(self.keep_bits, 2 * pair + i, x) for i, x in enumerate(p))
-        return p, pack_half(kept[0], kept[1], dtype)
+        return p, kept
 
 
 @dataclass(frozen=True)
@@ -218,15 +218,15 @@ def softmax_step(
 ):
     """Process one key block: S -> P. Returns the new state of the row: (row_max_scaled, total, row_max).
 
-    row_max_scaled: subtracted in the exponent, in log2 units. It is the row max so far, or at most `rescale_threshold`
-    below it; -inf while no key is unmasked. total: sum of P at that offset. row_max: largest score. is_masked: the
-    band may mask columns of this block.
+    row_max_scaled: subtracted in the exponent, in log2 units. It is the row max so far, less `cfg.largest_p`, and the
+    row max may exceed it by `rescale_threshold`; -inf while no key is unmasked. total: sum of P at that offset.
+    row_max: largest score. is_masked: the band may mask columns of this block.
     """
     cfg, spans = context.cfg, context.tmem
     row_max_scaled, total, row_max = state
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    buffer = tile if cfg.s_stages == 1 else cursor.stage
+    buffer = cursor.stage
     s_address = tmem.lane_address(spans.S, warp) + buffer * cfg.tile_n
     p_address = tmem.lane_address(spans.P, warp) + buffer * cfg.tile_n
 
@@ -238,7 +238,7 @@ def softmax_step(
 
     block_max = row_maximum(s)
     row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * block.scales.log2)
-    factor_stages = produce(ends.softmax_correction_scale, tile if cfg.s_stages == 1 else None)
+    factor_stages = produce(ends.softmax_correction_scale, Lane(tile, cfg.q_tiles))
     factors = cursor.at_iteration_of(factor_stages)
     if cfg.s_stages > 1:
         factors.wait()
@@ -249,16 +249,20 @@ def softmax_step(
     minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
     # The compiler reorders code freely between loops. It would compute nearly all exponentials before the P head
     # arrives, and the row sum among them. A barrier wait is a loop, so the two waits below keep three sections apart.
-    packed, p_pairs = [], []
+    packed, p_pairs, bits = [], [], cfg.v_dtype.width
+    word: list[Float32] = []
     for pair in range(cfg.tile_n // 2):
-        p, rounded = block.weights(s, pair, minus_offset, cfg.polynomial, cfg.v_dtype)
+        p, kept = block.weights(s, pair, minus_offset, cfg.polynomial)
         p_pairs.append(p)
-        packed.append(rounded)
+        word += kept
+        if len(word) * bits == 32:
+            packed.append(pack_word(word, cfg.v_dtype))
+            word = []
         stored = 2 * pair + 2
         if stored == STORE_KEYS:
             tmem.wait_loads()  # P overwrites S
         if stored % STORE_KEYS == 0 or stored == cfg.p_head:
-            tmem.store(p_address + stored // 2 - len(packed), packed)
+            tmem.store(p_address + stored * bits // 32 - len(packed), packed)
             packed = []
         if stored == cfg.p_head:
             tmem.wait_stores()
@@ -278,6 +282,8 @@ def offset_and_factor(
     """(what is subtracted in the exponent from this block on, factor of O and of the row sum)."""
     log2_factor = row_max_scaled - block_max_scaled
     must_rescale = log2_factor < -cfg.rescale_threshold  # False while all keys so far are masked: -inf - -inf is NaN
+    if cfg.largest_p:
+        block_max_scaled, log2_factor = block_max_scaled - cfg.largest_p, log2_factor + cfg.largest_p
     factor = cutlass.select_(must_rescale, cute.math.exp2(log2_factor, fastmath=True), Float32(1.0))
     return Float32(cutlass.select_(must_rescale, block_max_scaled, row_max_scaled)), Float32(factor)
 

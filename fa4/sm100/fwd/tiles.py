@@ -64,6 +64,9 @@ D128 = Condition("head dims 128", lambda case: case.spec.head_dim == case.spec.h
 MLA = Condition("head dims (192, 128)", lambda case: (case.spec.head_dim, case.spec.head_dim_v) == (192, 128))
 WIDE = ~MLA & Condition("a head dim above 128", lambda case: max(case.spec.head_dim, case.spec.head_dim_v) > LANES)
 FILLED = ~CACHE & Condition("rows fill pairs", _fills_pair)
+E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None, "products of 16 bits")
+NARROW_V = Condition("head_dim_v <= 64", lambda case: case.spec.head_dim_v <= 64)
+V128 = Condition("head_dim_v <= 128", lambda case: case.spec.head_dim_v <= LANES)
 DIAGONAL = Condition("causal", lambda case: case.spec.window_right == 0)
 
 _FEW = TileShape(q_tiles=1, tile_n=64, direct_store=True)
@@ -88,6 +91,9 @@ TILES = (
     Rule("block mask, 128 rows", BLOCKS & Condition("blocks of no whole 256 queries", _cuts_tiles),
          TileShape(q_tiles=1), "a work tile is a block of queries of the block mask"),
     Rule("block mask", BLOCKS, TileShape(), "a work tile is a block of queries of the block mask, or a part of one"),
+    Rule("e4m3, no staged O", E4M3 & MLA, TileShape(direct_store=True),
+         "(192, 128) full 2243, causal 1886; pairs 1797 and 1770"),
+    Rule("e4m3", E4M3, TileShape(), "K and V have half as many bytes: d = 128 full 1871, pairs 1782"),
     Rule("pairs", FULL & D128 & FILLED, TileShape(ctas=2), "only sequence ends are masked"),
     Rule("wide pairs", FULL & MLA & FILLED, _MLA_PAIR, "only sequence ends are masked"),
     Rule("wide causal pairs", DIAGONAL & ~LEFT & ~VARLEN & MLA & FILLED, _MLA_PAIR,
@@ -100,7 +106,10 @@ TILES = (
 POLYNOMIALS = (
     Rule("exp2 0/16", MEMORY_BOUND | Condition("sm_103", lambda case: case.chip.number == 103), 0,
          "the special-function unit is no bound; that of sm_103 is twice as fast"),
-    Rule("exp2 5/16", Condition("head_dim_v <= 64", lambda case: case.spec.head_dim_v <= 64), 5,
+    Rule("e4m3, exp2 6/16", E4M3 & (NARROW_V | (FULL & V128)), 6,
+         "d = 64 full 981, causal 885, by 5/16 883 and 822; (192, 128) full 2243, by 4/16 1877"),
+    Rule("e4m3, exp2 2/16", E4M3 & V128, 2, "d = 128 causal 1617, by 4/16 1573; (192, 128) causal 1886, by 4/16 1818"),
+    Rule("exp2 5/16", NARROW_V, 5,
          "exp2 takes twice the cycles of the product"),
     Rule("exp2 6/16", FULL & Condition("head_dim <= 128", lambda case: case.spec.head_dim <= 128), 6,
          "shortest latency from S to P in unmasked blocks: d = 128 1720, by 4/16 1609"),

@@ -367,6 +367,15 @@ def test_a_pair_takes_steps_of_32_columns(kind, types, n, a_tmem, seed):
         units.umma(case.op, case.shared, case.tmem)
 
 
+@pytest.mark.parametrize("ctas, n", [(1, 8), (1, 24), (2, 16), (2, 48)])
+def test_columns_of_a_transposed_8bit_operand(ctas, n, seed):
+    """ISA, "various combinations of N shape with .cta_group qualifier for 8bit transpose B": steps of 16 a CTA."""
+    case = Case(np.random.default_rng(seed), "f8f6f4", ("e4m3", "e5m2"), 128 * ctas, 32 * ctas, ctas)
+    idesc = case.idesc & ~(63 << 17) | n >> 3 << 17 | 1 << 16
+    with pytest.raises(units.UnitError, match=f"N = {n} is not a shape of cta_group::{ctas}"):
+        units.umma({**case.op, "idesc": idesc}, case.shared, case.tmem)
+
+
 def test_every_type_has_exact_values():
     for type_, (_, values) in EXACT.items():
         if type_ not in ("s8", "u8"):

@@ -18,7 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
-from ....core.vec_io import store_vec
+from ....core.vec_io import pack_half, store_vec
 from ....fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ....fwd.device.scales import Scales
 from ....fwd.device.work import Work
@@ -100,9 +100,9 @@ def softmax_step(
     minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
     packed, pairs = [], []
     for pair in range(cfg.keys // 2):
-        p, rounded = block.weights(s, pair, minus_offset, 0, cfg.v_dtype)
+        p, kept = block.weights(s, pair, minus_offset, 0)
         pairs.append(p)
-        packed.append(rounded)
+        packed.append(pack_half(kept[0], kept[1], cfg.v_dtype))
     p_cursor.wait()  # O has the product with the P before
     # Without a visible key before this block, O is 0, or not written yet.
     rescale_if_any(context, factor, (factor < 1.0) & (before != -Float32.inf))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cutlass import Float8E4M3FN
-
 from ....fwd.launch import ForwardContext
 from ....fwd.variant import ForwardVariant, OutStore
 from ....pipeline.roles import WARPS_PER_WARPGROUP
@@ -22,8 +20,7 @@ REGISTERS_OF_TILES = 112  # of a consumer thread; the others hold addresses and 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Config(ForwardVariant):
     """The fields are the compile key. A consumer has 64 rows of the work tile. V comes transposed, see
-    `fwd.kernels.transpose`. When O is rescaled, a row's largest P is 2^7; it may grow to 2^8.75 before the next time,
-    and e4m3 ends at 448. A P of at most 2^-10 is rounded to 0: 2^-17 of the row's largest at that time.
+    `fwd.kernels.transpose`.
 
     Raises:
         ValueError: the tiles do not fit in registers or shared memory.
@@ -32,7 +29,6 @@ class Fp8Config(ForwardVariant):
     persistent: bool
     ctas: ClassVar[int] = 1
     consumers: ClassVar[int] = CONSUMERS
-    largest_p: ClassVar[int] = 7
     out_store: ClassVar[OutStore] = OutStore.TMA
     has_packed_order: ClassVar[bool] = False
     seq_bounded_q: ClassVar[bool] = False
@@ -56,8 +52,8 @@ class Fp8Config(ForwardVariant):
         return self.varlen
 
     @property
-    def v_dtype(self) -> type:
-        return Float8E4M3FN
+    def largest_p(self) -> int:
+        return 7  # O is rescaled in registers
 
     @property
     def q_tile(self) -> Tile:
@@ -108,13 +104,13 @@ class Fp8Config(ForwardVariant):
         """S = Q K^T of half a block."""
         q = SmemOperand(self.q_tile, Major.K, self.q_buffers * CONSUMERS, self.q_step)
         k = SmemOperand(self.k_tile, Major.K, self.stages, self.k_tile.nbytes)
-        return Wgmma(Float8E4M3FN, n=self.half_n, k=self.head_dim, b=k, a=q)
+        return Wgmma(self.operand_dtype, n=self.half_n, k=self.head_dim, b=k, a=q)
 
     @property
     def pv(self) -> Wgmma:
         """O += P V of half a block, P from registers."""
         v = SmemOperand(self.v_tile, Major.K, self.stages, self.v_tile.nbytes)
-        return Wgmma(Float8E4M3FN, n=self.head_dim_v, k=self.half_n, b=v)
+        return Wgmma(self.operand_dtype, n=self.head_dim_v, k=self.half_n, b=v)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ....fwd import plan as forward
 from ....fwd.kernels import transpose
 from ....fwd.plan import LaunchSizes, Scalars
+from ....fwd.variant import RESCALE_THRESHOLD_8BIT
 from ....mods.ir.record import Mods
 from ....runtime import jit, plan
 from ....runtime.device import Chip
@@ -21,7 +22,6 @@ from .config import CONSUMERS, Fp8Config
 from .kernel import KERNEL
 
 TILE_N = 128
-RESCALE_THRESHOLD = 8.75  # P is at most 2^8.75 = 431, and e4m3 ends at 448
 
 
 class Fp8Forward(forward.ForwardDirection[Fp8Config]):
@@ -33,7 +33,7 @@ class Fp8Forward(forward.ForwardDirection[Fp8Config]):
         cfg = Fp8Config(
             **Fp8Config.options(spec, 1, 1),
             tile_n=TILE_N,
-            rescale_threshold=RESCALE_THRESHOLD,
+            rescale_threshold=RESCALE_THRESHOLD_8BIT,
             smem_bytes=chip.smem_per_block,
             persistent=not chip.shared,
         )

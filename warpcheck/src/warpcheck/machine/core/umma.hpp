@@ -119,6 +119,8 @@ inline InstrDesc decode_instr_desc(const UmmaOp& op) {
     else
         shape_ok = (m == 128 || m == 256) && n >= 16 && n <= 256 && n % 16 == 0;
     if (op.kind == MmaKind::I8 && (n > 32 || op.cta_group == 2)) shape_ok &= n % (16 * op.cta_group) == 0;
+    const bool is_narrow = op.kind == MmaKind::F8F6F4 || op.kind == MmaKind::MXF8F6F4 || op.kind == MmaKind::I8;
+    if (is_narrow && d.mn_major_b) shape_ok &= n % (16 * op.cta_group) == 0;  // ISA, "N shape for 8bit transpose B"
     // The ISA's table does not contain this condition; cutlass/arch/mma_sm100_umma.hpp asserts it for every 2x1SM_TS
     // operation.
     if (op.cta_group == 2 && op.a_in_tmem) shape_ok &= n % 32 == 0;
