@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import click
 
 from .compare import load
-from .curves import RESULTS
+from .curves import ATTENTION, RESULTS
 
 PAGE = Path("docs/results/fp8-training.md")
 BASE = "bfloat16"
@@ -34,9 +35,11 @@ The model is a byte-level transformer, the text is Python's language reference, 
 and the rest of the model is float32. A held-out loss is computed with the attention of its training.
 
 * Losses are nats per byte: the mean over the seeds, and in brackets the lowest and the highest.
-* Difference: the loss minus that of bfloat16 with the same seed; a positive number is worse than bfloat16.
+* Difference: the loss minus that of bfloat16 with the same seed, mean and standard error, and in brackets the lowest
+  and the highest. A positive number is worse than bfloat16.
 * In spreads: the mean difference divided by the standard deviation of bfloat16's loss over the seeds.
-* float16 is the control. It shows how far two trainings of one seed differ if only 16-bit rounding does.
+* float16 is the control. It shows how far two trainings of one seed differ if only 16-bit rounding does. A difference
+  of that size is noise.
 """.strip()
 
 Runs = dict[str, dict[int, dict]]  # rows by provider and seed
@@ -84,8 +87,8 @@ def spread(of_seeds: list[float]) -> float:
     return statistics.stdev(of_seeds) if len(of_seeds) > 1 else float("nan")
 
 
-def _range(values: list[float], form: str) -> str:
-    return f"{statistics.mean(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+def _range(values: list[float], form: str, error: str = "") -> str:
+    return f"{statistics.mean(values):{form}}{error} ({min(values):{form}} to {max(values):{form}})"
 
 
 def table(runs: Runs, curve: Curve) -> str:
@@ -97,7 +100,8 @@ def table(runs: Runs, curve: Curve) -> str:
             cells += ["-", f"spread: {spread(of_base):.4f}"]
         else:
             last = differences(runs, name, curve)[-1]
-            cells += [_range(last, "+.4f"), f"{statistics.mean(last) / spread(of_base):+.2f}"]
+            error = f" ± {spread(last) / len(last) ** 0.5:.4f}"
+            cells += [_range(last, "+.4f", error), f"{statistics.mean(last) / spread(of_base):+.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -105,19 +109,26 @@ def table(runs: Runs, curve: Curve) -> str:
 def section(file: Path, runs: Runs) -> str:
     first = next(iter(runs[BASE].values()))
     facts, of = first["machine"], first["settings"]
-    by_kernel: dict[str, list[str]] = {}
+    of_kernel: dict[str, list[str]] = {}
     for name, of_seeds in runs.items():
         row = next(iter(of_seeds.values()))
-        kernel = f"backend `{row['backend']}` on {'e4m3' if row['multiplies_8bit'] else '16-bit'} numbers"
-        by_kernel.setdefault(kernel, []).append(name)
+        is_16bit = "precision" not in ATTENTION[name]
+        numbers = "16-bit" if is_16bit else "e4m3" if row["multiplies_8bit"] else "dequantised"
+        of_kernel.setdefault(f"`{row['backend']}` on {numbers} numbers", []).append(name)
+    forwards = "; ".join(f"{kernel} ({', '.join(names)})" for kernel, names in of_kernel.items())
+    software = f"torch {facts['versions']['torch']}, commit {first['commit']}, {first['time'][:10]}"
+    heads = f"{of['heads_q']} query heads, {of['heads_kv']} key/value heads, head_dim {of['head_dim']}"
+    model = f"{of['layers']} layers, {heads}, float32 matmul precision `{of['products']}`"
     tokens = of["batch"] * of["seqlen"]
+    steps = f"{of['steps']} steps of {of['batch']} x {of['seqlen']} bytes, {len(runs[BASE])} seeds"
+    trainings = f"{steps}, {of['held_out_batches'] * tokens} held-out bytes"
     return "\n\n".join([
         f"## {facts['device']}, {of['layers']} layers, {of['heads_q'] * of['head_dim']} wide",
-        f"torch {facts['versions']['torch']}, commit {first['commit']}, {first['time'][:10]}. {of['layers']} layers, "
-        f"{of['heads_q']} query heads, {of['heads_kv']} key/value\nheads, head_dim {of['head_dim']}; {of['steps']} "
-        f"steps of {of['batch']} x {of['seqlen']} bytes, {len(runs[BASE])} seeds; held-out losses of "
-        f"{of['held_out_batches'] * tokens} bytes.\nRows: `{RESULTS}/{file.name}`.",
-        "Forward: " + "; ".join(f"{kernel} ({', '.join(names)})" for kernel, names in by_kernel.items()) + ".",
+        textwrap.fill(
+            f"{software}. {model}; {trainings}. Rows: `{RESULTS}/{file.name}`.",
+            width=120, break_on_hyphens=False, break_long_words=False,
+        ),
+        f"Forward, by backend: {forwards}.",
         "Held-out loss after the last step:", table(runs, held_out),
         f"Training loss, mean of the last {first['steps_done'][-1] - first['steps_done'][-2]} steps:",
         table(runs, training),

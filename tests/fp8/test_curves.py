@@ -58,5 +58,5 @@ def test_the_page_compares_equal_seeds(tmp_path):
             rows.write(json.dumps({**row, "held_out_losses": [5.0, loss]}) + "\n")
     text = curves_page.table(curves_page.runs_of(file), curves_page.held_out)
     assert "| bfloat16 | 2.5000 (2.0000 to 3.0000) | - | spread: 0.7071 |" in text
-    assert "| fp8 | 2.8750 (2.5000 to 3.2500) | +0.3750 (+0.2500 to +0.5000) | +0.53 |" in text
-    assert "| mxfp8 | 2.5000 (2.0000 to 3.0000) | +0.0000 (+0.0000 to +0.0000) | +0.00 |" in text
+    assert "| fp8 | 2.8750 (2.5000 to 3.2500) | +0.3750 ± 0.1250 (+0.2500 to +0.5000) | +0.53 |" in text
+    assert "| mxfp8 | 2.5000 (2.0000 to 3.0000) | +0.0000 ± 0.0000 (+0.0000 to +0.0000) | +0.00 |" in text
