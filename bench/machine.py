@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import re
 import subprocess
+from pathlib import Path
 
 import torch
 
@@ -52,6 +53,15 @@ def _driver() -> str:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def commit() -> str:
+    """The commit of the checkout, with "-dirty" if tracked files differ from it; "unknown" without git."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def facts(device: torch.device) -> dict:

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ class ModelConfig:
     heads_kv: int = 2
     head_dim: int = 32
     dtype: torch.dtype = torch.float32  # of the attention inputs; weights are float32
+    precision: Literal["fp8", "mxfp8"] | None = None  # of the attention
 
     @property
     def hidden(self) -> int:
@@ -39,13 +40,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """One training run. A step sees batch * seqlen tokens."""
+    """One training run. A step sees batch * seqlen tokens.
+
+    evaluate_every: steps from one held-out loss to the next one; 0 means before and after the training only.
+    """
 
     steps: int = 100
     batch: int = 8
     seqlen: int = 256
     learning_rate: float = 3e-3
     seed: int = 0
+    held_out_batches: int = 1
+    evaluate_every: int = 0
 
 
 def rotate(x: Tensor) -> Tensor:
@@ -79,7 +85,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.attention_inputs(x)
-        attended: Any = flash_attn_func(q, k, v, causal=True, deterministic=True, backend=self.backend)
+        attended: Any = flash_attn_func(
+            q, k, v, causal=True, deterministic=True, precision=self.config.precision, backend=self.backend
+        )
         x = x + self.project(attended.flatten(2).to(x.dtype))
         return x + self.down(F.gelu(self.up(self.norm_mlp(x))))
 
@@ -104,11 +112,11 @@ class Transformer(nn.Module):
 
 @dataclass(slots=True)
 class TrainResult:
-    """Losses in nats per byte, one per step, the held-out loss before and after, speed, and the weights' SHA-256."""
+    """Losses in nats per byte, one per step, held-out losses by the number of steps before them, speed (with the time
+    of evaluations between steps), and the weights' SHA-256."""
 
     losses: list[float] = field(default_factory=list)
-    loss_before: float = float("nan")
-    loss_after: float = float("nan")
+    held_out: dict[int, float] = field(default_factory=dict)
     tokens_per_second: float = float("nan")
     weights_digest: str = ""
     model: Transformer | None = None
@@ -156,15 +164,18 @@ def train(
     model = Transformer(model_config, backend).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.learning_rate, total_steps=config.steps + 1)
-    held_out = _batch(data[split:], config, torch.Generator().manual_seed(1), device)
+    fixed = torch.Generator().manual_seed(1)
+    held_out = [_batch(data[split:], config, fixed, device) for _ in range(config.held_out_batches)]
 
     def held_out_loss() -> float:
         with torch.no_grad():
-            return float(_loss(model, *held_out))
+            return sum(float(_loss(model, *batch)) for batch in held_out) / len(held_out)
 
-    result = TrainResult(loss_before=held_out_loss())
+    result = TrainResult(held_out={0: held_out_loss()})
     started = time.perf_counter()
     for step in range(config.steps):
+        if step and config.evaluate_every and step % config.evaluate_every == 0:
+            result.held_out[step] = held_out_loss()
         loss = _loss(model, *_batch(data[:split], config, generator, device))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -173,7 +184,7 @@ def train(
         result.losses.append(float(loss.detach()))
         on_step(step, result.losses[-1])
     result.tokens_per_second = config.steps * config.batch * config.seqlen / (time.perf_counter() - started)
-    result.loss_after = held_out_loss()
+    result.held_out[config.steps] = held_out_loss()
     result.weights_digest, result.model = _digest(model), model
     return result
 
@@ -191,4 +202,4 @@ def explain_attention(model: ModelConfig, config: TrainConfig, device: torch.dev
     q = torch.empty(config.batch, config.seqlen, model.heads_q, model.head_dim, dtype=model.dtype, device=device)
     kv = q[:, :, : model.heads_kv]
     q.requires_grad_()
-    return explain(q, kv, kv, causal=True, deterministic=True, backend=backend)
+    return explain(q, kv, kv, causal=True, deterministic=True, precision=model.precision, backend=backend)

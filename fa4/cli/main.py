@@ -274,9 +274,10 @@ def demo(steps: int, seed: int, device: str | None, backend: str, emulated: bool
 
             results.append(job.train(model, config, where, backend=backend, on_step=advance))
     first, second = results
+    before, after = first.held_out[0], first.held_out[steps]
     same = first.weights_digest == second.weights_digest
     console.print(
-        f"\nheld-out loss   {first.loss_before:.3f} before, {first.loss_after:.3f} after {steps} steps (nats per byte)"
+        f"\nheld-out loss   {before:.3f} before, {after:.3f} after {steps} steps (nats per byte)"
         f"\nspeed           {first.tokens_per_second:,.0f}, then {second.tokens_per_second:,.0f} tokens/s"
         f"\nbackend         {explanation.chosen} on {explanation.chip}"
         f"\ndeterministic   two runs with seed {seed} end with {'bitwise equal' if same else 'DIFFERENT'} weights"

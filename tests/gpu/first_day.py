@@ -198,11 +198,7 @@ def new_report(folder: Path | None, dry: bool) -> Report:
     now = datetime.datetime.now()
     if folder is None:
         folder = Path("first-day") / f"{now:%Y-%m-%d-%H%M%S}-{machine.slug(device)}"
-    try:
-        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
+    commit = machine.commit()
     chip = "a CPU (dry run)" if dry else f"{device}, {chip_of(torch.device('cuda'))}"
     report = Report(folder.resolve(), f"First day on {chip}, {now:%Y-%m-%d}", commit, [])
     try:
