@@ -7,7 +7,8 @@ interleaved heads (`core.sequence`). Each row has two statistics, which the main
     -delta             so that dS = P (dP - delta), delta_i = sum_d dO_id O_id - dlse_i
 
 A main kernel with a `weight_exponent` e computes 2^e P. Its statistics are -lse * log2(e) + e and -delta * 2^-e, so
-that dS = (2^e P) (2^-e dP - 2^-e delta).
+that dS = (2^e P) (2^-e dP - 2^-e delta). One of 8-bit operands has factors of delta instead of 2^-e, see
+`spec.GradientOperands`.
 
 Each block has a float32 sum of dQ, to which the key blocks add, in a layout chosen by the main kernel; none if a main
 kernel computes all of a dQ block itself and stores it.
@@ -27,7 +28,7 @@ from ..core.constant import Constant
 from ..core.order import Order, PackedOrder, tile_order
 from ..core.sequence import Lengths, as_columns, as_matrices, extent, modes_reversed
 from ..core.traced import BlockTensors, ModTensors
-from ..runtime.spec import ProblemSize, Saved
+from ..runtime.spec import Operands, ProblemSize, Saved
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -66,7 +67,8 @@ class RowBlocks(Constant):
     first_stores: the first writer of a sum (by order or by chance) stores and the others add, so that sums need no zero
     fill; a sum whose (first) semaphore is 0 is not read. list_rows: rows of a block-mask block, if its lists define the
     order of additions; else 0. pdl: the three kernels overlap by programmatic dependent launch. weight_exponent: e,
-    see above. chained: a block has several sums (chains) with their own semaphores; dQ adds them in index order.
+    see above. operands: q, k and v are 8-bit, and `group` heads share factors. chained: a block has several sums
+    (chains) with their own semaphores; dQ adds them in index order.
     """
 
     dtype: type[cutlass.Numeric]
@@ -84,13 +86,16 @@ class RowBlocks(Constant):
     pdl: bool = False
     weight_exponent: int = 0
     chained: bool = False
+    operands: Operands | None = None
+    group: int = 1
 
     @classmethod
     def of(cls, cfg: Any, placement: Placement | None, packed: int = 1, **others: Any) -> RowBlocks:
         """Return the row blocks of a main kernel with configuration `cfg`."""
         return cls(
             cfg.dtype, cfg.head_dim, cfg.head_dim_v, cfg.tile_m, placement, cfg.varlen, cfg.has_sink, cfg.has_dlse,
-            packed, list_rows=cfg.mods.block[0] * packed if cfg.ordered_by_lists else 0, **others,
+            packed, list_rows=cfg.mods.block[0] * packed if cfg.ordered_by_lists else 0, operands=cfg.operands,
+            group=cfg.group, **others,
         )  # fmt: skip
 
     def permute_statistics(self, statistics: cute.Tensor) -> cute.Tensor:
@@ -108,7 +113,7 @@ class RowTensors:
     statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). semaphores: (blocks * semaphores, heads)
     int32. dq_sum and semaphores have a last mode of chains if `chained`.
     ranks: (key blocks, blocks, heads) int32, see `ranks`. of_queries: see `core.traced.ModTensors`. order: one tile per
-    row block of each sequence.
+    row block of each sequence. factors: of `spec.GradientOperands`.
     """
 
     out: cute.Tensor
@@ -126,6 +131,7 @@ class RowTensors:
     lengths: Lengths
     order: Order | PackedOrder
     scale: Float32
+    factors: cute.Tensor | None
 
     @staticmethod
     def of(
@@ -136,6 +142,7 @@ class RowTensors:
         scale: Float32,
         sizes: ProblemSize,
         mods: ModTensors | None,
+        factors: cute.Tensor | None,
         cfg: RowBlocks,
     ) -> RowTensors:
         """Convert the arguments of a launch."""
@@ -152,5 +159,5 @@ class RowTensors:
         lengths = inputs.lengths.bounded(sizes.max_seqlen_q, sizes.max_seqlen_k)
         return RowTensors(
             out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, semaphores, ranks, of_queries, lengths,
-            order, scale,
+            order, scale, factors,
         )  # fmt: skip

@@ -48,6 +48,7 @@ class BackwardKernelArguments:
     scale_over_cap: Float32
     left: Int32
     right: Int32
+    factors: cute.Tensor | None  # of `spec.GradientOperands`
     mods: ModTensors | None
 
 
@@ -73,8 +74,7 @@ class BackwardKernel(BackwardProgram[Config], RoleKernel[Config]):
     def begin(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
         order = key_block_order(call, cfg)
-        rows = call.rows
-        loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
+        loaded, stored = (call.q, call.k, call.v, call.dout), (call.dk, call.dv)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
         maps = Maps(*tma_maps(cfg, loaded, stored, tiles))
         self.start(kernel_arguments(call, maps, order), cfg, order.ctas, stream)
@@ -111,4 +111,4 @@ def kernel_arguments(call: BackwardArguments, maps: NamedTuple, order: Order | P
     """Return the run-time arguments of a main kernel."""
     rows, seqlens = call.rows, (cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0]))
     sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks
-    return BackwardKernelArguments(maps, *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)
+    return BackwardKernelArguments(maps, *sums, rows.lengths, *seqlens, order, *call.scalars, rows.factors, call.mods)

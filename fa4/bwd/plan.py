@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from cutlass import Float32, Int32
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from ..mods.ir.record import Mods
 from ..mods.ir.tensors import kernel_mods
 from ..runtime import jit
 from ..runtime.device import Chip
-from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
+from ..runtime.spec import AttentionInputs, AttentionSpec, GradientOperands, Gradients, ProblemSize, Saved
 from . import captured as gradients
 from .workspace import Allocator
 
@@ -61,9 +62,10 @@ class BackwardDirection:
         grads: Gradients,
         mods: Mods | None = None,
         captured: Sequence[Tensor | None] = (),
+        operands: GradientOperands | None = None,
     ) -> Tensor | None:
         """Write dq, dk, dv and add to the gradients of captured tensors. Return the terms of dsink, (heads_q, ...), or
-        None without a sink."""
+        None without a sink. operands: of a spec with `Operands`."""
         has_dlse = saved.dlse is not None
         if has_dlse not in self._compiled:
             cfg = self.config(has_dlse)
@@ -76,6 +78,10 @@ class BackwardDirection:
             mod_tensors = kernel_mods(
                 mods, inputs.q.shape[-2], backward=True, is_ordered=cfg.reads_query_lists, captured=targets
             )
-        launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, mod_tensors)
+        if operands is not None:
+            bytes_of = (x.view(torch.uint8) for x in (*inputs[:3], operands.dout))
+            q, k, v, dout = bytes_of
+            inputs, operands = inputs._replace(q=q, k=k, v=v), operands._replace(dout=dout)
+        launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, mod_tensors, operands)
         gradients.finish(inputs, mods, captured, targets)
         return workspace.dsink_terms()

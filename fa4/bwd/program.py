@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Float32, Int32, Uint8, const_expr
 
-from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows
+from ..core.arguments import ALIGNMENT, Inputs, fake_matrices, fake_numbers, fake_rows
 from ..core.program import Program
 from ..core.sequence import as_matrices
 from ..core.traced import ModTensors
-from ..runtime.spec import Gradients, ProblemSize, Saved
+from ..runtime import jit
+from ..runtime.spec import GradientOperands, Gradients, ProblemSize, Saved
 from .blocks import RowTensors
 from .kernels.finish import launch_finish
 from .kernels.statistics import launch_statistics
@@ -23,12 +24,13 @@ from .workspace import Workspace
 
 
 class BackwardArguments(NamedTuple):
-    """Arguments of a main kernel, as matrices with the modes of `core.sequence.as_matrices`. q has the packed heads of
-    `rows`. `rows` holds dout, the workspaces and the lengths."""
+    """Arguments of a main kernel, as matrices with the modes of `core.sequence.as_matrices`. q and dout, which
+    products read, have the packed heads of `rows`. `rows` holds the workspaces and the lengths."""
 
     q: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
+    dout: cute.Tensor
     dk: cute.Tensor
     dv: cute.Tensor
     rows: RowTensors
@@ -55,6 +57,7 @@ class BackwardProgram(Program[Config]):
         scalars: Scalars,
         sizes: ProblemSize,
         mods: ModTensors | None,
+        operands: GradientOperands | None,
         cfg: cutlass.Constexpr,
         stream,
     ):
@@ -70,10 +73,12 @@ class BackwardProgram(Program[Config]):
         q = as_matrices(inputs.q, blocks.packed)
         k, v, dk, dv = (as_matrices(x) for x in (inputs.k, inputs.v, grads.dk, grads.dv))
         filled = ModTensors.of(mods)
-        rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, filled, blocks)
+        dout, factors = (saved.dout, None) if const_expr(operands is None) else operands
+        rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, filled, factors, blocks)
         rows = replace(rows, statistics=blocks.permute_statistics(rows.statistics))
         launch_statistics(rows, blocks, stream)
-        self.begin(BackwardArguments(q, k, v, dk, dv, rows, scalars, sizes, filled), cfg, stream)
+        dout = as_matrices(dout, blocks.packed)
+        self.begin(BackwardArguments(q, k, v, dout, dk, dv, rows, scalars, sizes, filled), cfg, stream)
         if const_expr(blocks.placement is not None):
             launch_finish(rows, blocks, stream)
 
@@ -86,4 +91,8 @@ class BackwardProgram(Program[Config]):
         saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
         workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), ProblemSize(*[Int32(0)] * 3))
         mods = ModTensors.fake(cfg.mods, backward=True, is_ordered=cfg.reads_query_lists)
-        return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, mods
+        operands = None
+        if cfg.operands is not None:
+            factors = jit.fake_tensor(Float32, 3, align=4, contiguous=True)
+            operands = GradientOperands(jit.fake_tensor(Uint8, 3 if cfg.varlen else 4, align=ALIGNMENT), factors)
+        return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, mods, operands

@@ -78,11 +78,11 @@ class BackwardVariant(BackwardOptions):
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(self.cta_tile_n, self.head_dim, self.dtype.width)
+        return Tile(self.cta_tile_n, self.head_dim, self.operand_dtype.width)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.cta_tile_n, self.head_dim_v, self.dtype.width)
+        return Tile(self.cta_tile_n, self.head_dim_v, self.operand_dtype.width)
 
     @property
     def rows_bytes(self) -> int:

@@ -29,21 +29,43 @@ def pack_half(low: Float32, high: Float32, dtype: type[cutlass.Numeric]) -> Int3
 
 def pack_e4m3(values: list[Float32]) -> Int32:
     """Round four floats to e4m3 and pack them, the first in the lowest byte."""
+    return _pack_bytes(values, "e4m3")
+
+
+def _pack_bytes(values: list[Float32], name: str) -> Int32:
     return cute.arch.inline_ptx(
-        """{
+        f"""{{
         .reg .b16 low, high;
-        cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0};
-        cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2};
-        mov.b32 {$w0}, {low, high};
-        }""",
+        cvt.rn.satfinite.{name}x2.f32 low, {{$r1}}, {{$r0}};
+        cvt.rn.satfinite.{name}x2.f32 high, {{$r3}}, {{$r2}};
+        mov.b32 {{$w0}}, {{low, high}};
+        }}""",
         write_only_types=[Int32],
         read_only_args=values,
     )
 
 
 def pack_word(values: list[Float32], dtype: type[cutlass.Numeric]) -> Int32:
-    """Round two floats to 16 bits, or four to e4m3, and pack them, the first in the lowest bits."""
-    return pack_e4m3(values) if dtype.width == 8 else pack_half(values[0], values[1], dtype)
+    """Round two floats to 16 bits, or four to e4m3 or e5m2, and pack them, the first in the lowest bits."""
+    if dtype.width == 16:
+        return pack_half(values[0], values[1], dtype)
+    return _pack_bytes(values, "e4m3" if dtype is cutlass.Float8E4M3FN else "e5m2")
+
+
+class Packed:
+    """Floats rounded to 16 bits, e4m3 or e5m2, packed into words as soon as one is full, the first in its lowest bits:
+    later, there may be no registers for all of them."""
+
+    def __init__(self, dtype: type[cutlass.Numeric]):
+        self.dtype, self.words = dtype, list[Int32]()
+        self._values = list[Float32]()
+
+    def add(self, *values: Float32) -> None:
+        for value in values:
+            self._values.append(value)
+            if len(self._values) * self.dtype.width == 32:
+                self.words.append(pack_word(self._values, self.dtype))
+                self._values = []
 
 
 def rounded(x: Float32, dtype: type[cutlass.Numeric]) -> Float32:

@@ -80,6 +80,12 @@ def _fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> 
     return fa4.flash_attn_func(q, k, v, causal=causal, deterministic=deterministic)
 
 
+def _fa4_in_8bit_training(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+    import fa4
+
+    return fa4.flash_attn_func(q, k, v, causal=causal, deterministic=deterministic, precision="fp8")
+
+
 def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
     from flash_attn.cute.interface import flash_attn_func
 
@@ -141,10 +147,12 @@ def recorded(
         attend = _with_tiles(problem, tiles)
     generator = torch.Generator().manual_seed(0)
     is_backward = problem.direction == "bwd"
+    if is_backward and problem.operands is not None:
+        attend = _fa4_in_8bit_training
     options = {"sms": sms, "checks": Checks(races=False, poison=False), **extra}
 
     def normal(seqlen: int, columns: int) -> Tensor:
-        dtype = torch.bfloat16 if problem.operands is None else torch.float8_e4m3fn
+        dtype = torch.bfloat16 if problem.operands is None or is_backward else torch.float8_e4m3fn
         made = torch.randn(1, seqlen, shape.heads, columns, generator=generator).to(dtype)
         return (made.cuda() if extra else made).requires_grad_(is_backward)
 

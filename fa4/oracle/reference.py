@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..runtime.sequences import Sequence as BatchSequence
 from ..runtime.sequences import sequences
-from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, compute_dtype
+from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, compute_dtype, ds_dtype
 
 
 def mask(spec: AttentionSpec, seqlen_q: int, seqlen_k: int, device: torch.device | None = None) -> Tensor:
@@ -298,13 +298,16 @@ def backward_with_captured(
     functions: Functions = _NO_FUNCTIONS,
     sequential: bool = False,
     key_order: int | None = None,
+    ds_factors: Tensor | None = None,
 ) -> tuple[Gradients, list[Tensor]]:
     """Gradients by formula, also of the tensors that the score_mod captured, for `dout` shaped like out and `dlse`
-    shaped like lse (None: zero). kept, sequential, key_order: as in `forward`.
+    shaped like lse (None: zero). kept, sequential, key_order: as in `forward`. ds_factors: of e4m3 operands, factors of
+    dS when it is rounded to 8 bits, (batch, heads_q).
 
     Returns float64 gradients when `precise`, else in the dtypes of the inputs.
     """
     math, varlen = _arithmetic(spec, precise, sequential=sequential, key_order=key_order), inputs.varlen
+    ds_limits = torch.finfo(ds_dtype(inputs.max_seqlen_k))
     grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
     dq, dk, dv = grads
     dsink = None if inputs.sink is None else torch.zeros_like(inputs.sink, dtype=math.dtype)
@@ -323,6 +326,8 @@ def backward_with_captured(
         k = _kept_of(kept, seq.index, s)
         # D uses o as the forward returned it. For rows with few keys, the rounding of o is most of the error of dS.
         o = math.round(_out(math, forward_s, lse, vs, k))
+        if math.is_8bit:
+            o = o.to(spec.dtype).to(math.dtype)
         dropped = p * k
         d = (math.round(dos) * o).sum(dim=2)
         if dlse is not None:
@@ -337,6 +342,11 @@ def backward_with_captured(
                 logits = functions.logits(x, seq.index, leaves).expand_as(x)
             dx, *leaf_grads = torch.autograd.grad(logits, [x, *leaves], dx, allow_unused=True, materialize_grads=True)
             captured_grads = [total + grad for total, grad in zip(captured_grads, leaf_grads)]
+
+        if math.is_8bit and ds_factors is not None:
+            factor = ds_factors[seq.index].to(math.dtype)[:, None, None]
+            of_8bit = (dx * factor).clamp(ds_limits.min, ds_limits.max).to(ds_dtype(inputs.max_seqlen_k))
+            dx, dropped = of_8bit.to(math.dtype) / factor, (dropped * 256).to(math.operand).to(math.dtype) / 256
 
         def per_kv_head(x: Tensor) -> Tensor:
             """Reshape (heads_q, rows, n) to (heads_kv, group * rows, n): one sum over the group, as in kernels."""

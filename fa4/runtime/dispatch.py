@@ -280,6 +280,15 @@ _SM100_FP8 = replace(
     limits=(_mod_limits, _block_limits),
 )
 
+_SM100_FP8_TRAINING = replace(
+    _SM100_FP8,
+    summary="the same, with the backward",
+    head_dims=HeadDims(multiple=16, largest=128),
+    dtypes=_HALF,
+    features=_SM90_FP8.features - {Feature.SEQUSED} | {Feature.BACKWARD, Feature.DETERMINISTIC},
+    limits=(),
+)
+
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     _SM100,
@@ -294,6 +303,7 @@ BACKENDS: tuple[Backend, ...] = (
     _SM90_WIDEST,
     _SM90_FP8,
     _SM100_FP8,
+    _SM100_FP8_TRAINING,
     _SM80,
     Backend(
         name="torch",

@@ -364,6 +364,23 @@ class Saved(NamedTuple):
     dlse: Tensor | None = None
 
 
+def ds_dtype(max_seqlen_k: int) -> torch.dtype:
+    """Return the 8-bit type of dS in a backward of so many keys. Of many keys P is small: e4m3 would have too few
+    numbers for it, and e5m2 has two bits of significand."""
+    return torch.float8_e4m3fn if max_seqlen_k <= 8192 else torch.float8_e5m2
+
+
+class GradientOperands(NamedTuple):
+    """What a backward that multiplies 8-bit numbers reads besides `Saved`, whose dout has the values of this one.
+
+    dout: e4m3 numbers of dO, shaped like it. factors: (6, batch, heads_kv) float32. The kernel's dS is
+    2^8 P (f1 dP - f2 delta), of which dP is the sum of 8-bit products. f0 scores; f3, f4, f5: sums of dV, dK and dQ.
+    """
+
+    dout: Tensor
+    factors: Tensor
+
+
 class Gradients(NamedTuple):
     """Gradients by name: dq, dk, dv have the shapes and dtypes of q, k, v; dsink that of sink, or None."""
 

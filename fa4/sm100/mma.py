@@ -26,6 +26,9 @@ def k_per_mma(bits: int) -> int:
     return 256 // bits
 
 
+_SECOND = cutlass.BFloat16, cutlass.Float8E5M2  # types with the code 1 of their width; float16 and e4m3 have 0
+
+
 class Major(enum.IntEnum):
     """Major axis of an operand. K: the reduction runs along a tile's columns (contiguous); MN: along its rows."""
 
@@ -82,13 +85,14 @@ class Umma(Constant):
     a: SmemOperand | None = None  # None: A is in tensor memory, packed into 32-bit columns
     m: int = 128
     ctas: int = 1
+    a_dtype: type[cutlass.Numeric] | None = None  # of A, if not `dtype`
 
     @property
     def instruction(self) -> int:
         """32-bit instruction descriptor: fp32 accumulator, operand type and major axes, n and m."""
-        operand = 1 if self.dtype is cutlass.BFloat16 else 0  # 0: float16, or e4m3
+        a_format, b_format = (dtype in _SECOND for dtype in (self.a_dtype or self.dtype, self.dtype))
         a_major = Major.K if self.a is None else self.a.major
-        formats = 1 << 4 | operand << 7 | operand << 10
+        formats = 1 << 4 | a_format << 7 | b_format << 10
         return formats | a_major << 15 | self.b.major << 16 | self.n >> 3 << 17 | self.m >> 4 << 24
 
     @property

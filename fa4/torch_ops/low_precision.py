@@ -16,7 +16,19 @@ from torch.nn import functional
 from ..mods.ir.record import Mods
 from ..runtime import dispatch, torch_internals
 from ..runtime.device import chip_of
-from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Cache, Flags, Operands, Saved, compute_dtype
+from ..runtime.spec import (
+    PACKED,
+    AttentionInputs,
+    AttentionSpec,
+    Cache,
+    Flags,
+    GradientOperands,
+    Gradients,
+    Operands,
+    Saved,
+    compute_dtype,
+    ds_dtype,
+)
 from ..runtime.torch_internals import autocast_anywhere, is_transformed
 from . import autograd, calls, checks, flops, ops, recipes, run
 from .autocast import cast_all
@@ -25,6 +37,7 @@ from .signature import Signature, routes
 
 PRECISIONS = ("fp8", "mxfp8")
 _TRAINED = (torch.float16, torch.bfloat16)
+_WEIGHT_EXPONENT = 8  # see `spec.GradientOperands`
 _LARGEST_IN_FLOAT16 = 240.0 * 2**8  # e4m3 times a power of two
 
 
@@ -92,10 +105,15 @@ def are_of_heads(inputs: AttentionInputs, descales: Descales) -> bool:
 
 def factors_of_heads(inputs: AttentionInputs, descales: Descales) -> Cache:
     """Return the factors of scores and of v for each sequence and key/value head."""
-    shape, one = (inputs.batch, inputs.k.shape[-2]), torch.ones((), device=inputs.q.device)
-    factors = [one if x is None else x.reshape(()) if x.numel() == 1 else x for x in descales]
-    q_factor, k_factor, v_factor = (x.expand(shape) for x in factors)
+    q_factor, k_factor, v_factor = _of_heads(inputs, descales)
     return Cache(k_descale=(q_factor * k_factor).contiguous(), v_descale=v_factor.contiguous())
+
+
+def _of_heads(inputs: AttentionInputs, descales: Descales) -> list[Tensor]:
+    """Return the factors of q, k and v for each sequence and key/value head."""
+    shape, one = (inputs.batch, inputs.k.shape[-2]), torch.ones((), device=inputs.q.device)
+    factors = (one if x is None else x.reshape(()) if x.numel() == 1 else x for x in descales)
+    return [x.expand(shape) for x in factors]
 
 
 def dequantized(inputs: AttentionInputs, descales: Descales, dtype: torch.dtype) -> AttentionInputs:
@@ -129,9 +147,57 @@ def _fake_forward(inputs: AttentionInputs, sources: Sources, **_: Any) -> tuple[
 def _backward(
     saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, *descales: Tensor | None
 ) -> ops.InputAndCapturedGrads:
-    """Compute gradients of 16-bit attention on the numbers that the forward multiplied. So P is exp(S - lse) with the
-    S that lse came from, and its rows sum to 1. D = rowsum(dO * O) takes the 16-bit O that was returned."""
-    return ops.backward(saved, dequantized(inputs, Descales(*descales), saved.out.dtype), mods, flags)
+    """Compute gradients of attention on the numbers that the forward multiplied, where a kernel does in 8 bits, else in
+    16 bits. So P is exp(S - lse) with the S that lse came from, and its rows sum to 1. D = rowsum(dO * O) takes the
+    16-bit O that was returned."""
+    factors = Descales(*descales)
+    grads = native_backward(saved, inputs, mods, flags, factors)
+    if grads is not None:
+        return grads, []
+    return ops.backward(saved, dequantized(inputs, factors, saved.out.dtype), mods, flags)
+
+
+def native_backward(
+    saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, descales: Descales
+) -> Gradients | None:
+    """Return the gradients of a kernel that multiplies 8-bit numbers; None if no kernel serves the call."""
+    if mods is not None or not are_of_heads(inputs, descales):
+        return None
+    flags, dtype = flags.resolved()._replace(needs_backward=True), saved.out.dtype
+    signature = Signature.of("8-bit backward", inputs.tensors, (flags, inputs.extent, dtype))
+    backward = routes.find(signature)
+    if backward is None:
+        backward, chip = False, chip_of(inputs.q.device)
+        spec = replace(AttentionSpec.of(inputs, flags), dtype=dtype, operands=Operands.E4M3)
+        if dispatch.takes_8bit_operands(spec, inputs.extent, chip, flags.backend):
+            backward = run.BackwardExecutor(inputs, spec, dispatch.plan(spec, inputs.extent, chip, flags.backend))
+        routes.keep(signature, backward)
+    if not backward:
+        return None
+    dout, operands = gradient_operands(saved.dout, inputs, descales)
+    return backward(inputs, saved._replace(dout=dout), None, (), operands)
+
+
+def gradient_operands(dout: Tensor, inputs: AttentionInputs, descales: Descales) -> tuple[Tensor, GradientOperands]:
+    """Round dO to e4m3, with a power of two for each sequence and key/value head. Return its values in 16 bits, which D
+    must be of, and the operands of a kernel.
+
+    dS has a factor that keeps it in the range of its type, whose largest number is eight times the root mean square of
+    dP. P is at most 1, so only an outlier in dP is cut off."""
+    heads = inputs.k.shape[-2]
+    batch, columns, v = dout.shape[0], dout.shape[-1], inputs.v
+    dout8, of_dout = recipes.quantized(dout, "head", heads, "head_dim", None, None, power_of_two=True)
+    of_q, of_k, of_v = _of_heads(inputs, descales)
+    squares = (
+        x.float().square().view(batch, -1, heads, x.shape[-2] // heads, columns).mean((0, 1, 3, 4)) for x in (dout8, v)
+    )
+    usual = (next(squares) * next(squares) * columns).sqrt().clamp(min=1e-20)
+    largest = torch.finfo(ds_dtype(inputs.max_seqlen_k)).max
+    factor = torch.exp2(torch.log2(largest / 8 / usual).round() - _WEIGHT_EXPONENT).expand(batch, heads)
+    of_dp = (of_dout * of_v).clamp(min=1e-30)
+    of_ds = of_dp / (2**_WEIGHT_EXPONENT * factor)
+    factors = of_q * of_k, factor, factor / of_dp, of_dout / 2**_WEIGHT_EXPONENT, of_q * of_ds, of_k * of_ds
+    return recipes.dequantized(dout8, of_dout, dout.dtype), GradientOperands(dout8, torch.stack(factors))
 
 
 def _flops(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None, **_: Any) -> int:

@@ -25,13 +25,16 @@ _AS_CALL = dict(dtype="bfloat16", captured="fixed", direction="inference", deter
 
 @dataclass
 class EightBitCall(calls.Call):
-    """tensors: q, k and v of e4m3, and their factors. is_multiplied: whether a kernel multiplied 8-bit numbers."""
+    """tensors: q, k and v of e4m3, and their factors. is_multiplied: whether a kernel multiplied 8-bit numbers. chip:
+    number of the one that ran it."""
 
     tensors: dict[str, Any] = field(default_factory=dict)
     is_multiplied: bool = False
+    chip: int = 0
 
     def run(self, backend: str = "auto") -> dict[str, Tensor]:
         i, native = self.problem.inputs, low_precision.native
+        self.chip = chip_of(self.tensors["q"].device).number
         given = calls.given(self) | self.extra | self.tensors | dict(seqused_k=i.seqused_k, backend=backend)
         if i.varlen:
             given |= dict(cu_seqlens_q=i.cu_seqlens_q, cu_seqlens_k=i.cu_seqlens_k)
@@ -49,8 +52,7 @@ class EightBitCall(calls.Call):
     def judged(self, results: dict[str, Tensor]) -> list[Judged]:
         problem = self.problem
         if self.is_multiplied:
-            is_hopper = chip_of(self.tensors["q"].device).number == 90
-            rounding = reference.HOPPER_8BIT if is_hopper else {}
+            rounding = reference.HOPPER_8BIT if self.chip == 90 else {}
             problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3), rounding=rounding)
         return judge(problem, results, self.functions, self.kept)
 

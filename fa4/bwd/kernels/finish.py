@@ -39,7 +39,9 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
         if const_expr(cfg.first_stores):
             written = args.semaphores[(block * cfg.semaphores, head, *[0] * cfg.chained)] > 0
         dq = sequence_matrix(args.dq, head, batch, query_rows, cfg.varlen)
-        placement, thread = cfg.placement, cute.arch.thread_idx()[0]
+        placement, thread, scale = cfg.placement, cute.arch.thread_idx()[0], args.scale
+        if const_expr(cfg.operands is not None):
+            scale = scale * args.factors[5, batch, head * cfg.packed // cfg.group]
         chunk = 32 * placement.rows  # columns per iteration
         threads_per_row = chunk // VECTOR
         within = thread % threads_per_row * VECTOR
@@ -56,7 +58,7 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
                     for i in cutlass.range_constexpr(placement.rows):
                         if placement.rows == 1 or row + i < rows:
                             target = dq.iterator + cute.crd2idx((begin + row + i, column), dq.layout)
-                            store_scaled(target, x[i], args.scale, cfg.dtype)
+                            store_scaled(target, x[i], scale, cfg.dtype)
 
 
 def add_chains(

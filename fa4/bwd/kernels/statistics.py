@@ -77,12 +77,19 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
                     args.statistics[tile_row, 1, block, head] = -delta
                 else:
                     args.statistics[tile_row, 0, block, head] = minus_lse + float(cfg.weight_exponent)
-                    args.statistics[tile_row, 1, block, head] = delta * -(2.0**-cfg.weight_exponent)
+                    args.statistics[tile_row, 1, block, head] = delta * -delta_factor(args, cfg, batch, head)
                 if const_expr(dsink is not None):  # noqa: SIM102  one is decided at compile time
                     if row < query_rows.count * cfg.packed:
                         sink = Float32(args.sink[head * cfg.packed + row % cfg.packed])
                         p_sink = cute.math.exp2(sink * LOG2_E + minus_lse, fastmath=True)
                         dsink[row, 0] = Float32(cutlass.select_(has_keys, -p_sink * delta, Float32(0.0)))
+
+
+def delta_factor(args: RowTensors, cfg: RowBlocks, batch: Int32, head: Int32) -> Float32:
+    """Factor of delta beside 2^e P."""
+    if cfg.operands is None:
+        return Float32(2.0**-cfg.weight_exponent)
+    return args.factors[2, batch, head * cfg.packed // cfg.group]
 
 
 @cute.jit

@@ -27,9 +27,9 @@ from ...pipeline.ends import Ends
 from ...pipeline.roles import WARP
 from ...pipeline.smem import store_row
 from .. import tmem
-from .config import CHUNK, HALVES, TILE_N, Sm100BackwardContext, Sm100BackwardSteps, Sm100StepsContext
+from .config import CHUNK, HALVES, TILE_N, Sm100BackwardContext, Sm100BackwardSteps, Sm100StepsContext, unpacked_columns
 from .epilogue import store_gradients
-from .pointwise import RowStatistic, StepElements, band_words, scoring_of
+from .pointwise import Factors, RowStatistic, StepElements, band_words, scoring_of
 from .work import Sm100BackwardWork, work_tile
 
 
@@ -140,7 +140,7 @@ def step(
     lane = cute.arch.thread_idx()[0] % TILE_N
     s_address = tmem.lane_address(spans.S, warp) + half * cfg.half
     dp_address = tmem.lane_address(spans.dP, warp) + half * cfg.half
-    packed_column = half * (cfg.half // 2)  # the second half is stored, packed, at the end of its columns
+    packed_column = half * unpacked_columns(cfg)  # the second half is stored, packed, at the end of its columns
     rows = context.smem.pointer("rows", Float32) + (statistics.stage * (2 * cfg.tile_m) + half * cfg.half)
     minus_lse, minus_delta = rows, rows + cfg.tile_m
 
@@ -154,8 +154,9 @@ def step(
     if const_expr(applies_band):
         has_first = work.mask.right is not None
         words = band_words(cfg, queries.first if const_expr(has_first) else None, queries.stop)
-    scoring = scoring_of(cfg, args, score, mask)
-    elements = StepElements(cfg, args, scoring, keep_bits, words, four_of(minus_lse), four_of(minus_delta))
+    factors = Factors.of(cfg, args, work.batch, work.head_kv)
+    scoring, statistics_of = scoring_of(cfg, factors, score, mask), (four_of(minus_lse), four_of(minus_delta))
+    elements = StepElements(cfg, args, scoring, keep_bits, words, *statistics_of, factors)
     p, packed = elements.probabilities(s)
     tmem.store(s_address + packed_column, packed)
     tmem.wait_stores()

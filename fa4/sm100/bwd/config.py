@@ -11,10 +11,11 @@ half of the queries, and sends the other half to the other CTA.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from cutlass import Int32
+import cutlass
+from cutlass import Float8E4M3FN, Float8E5M2, Int32, Uint8
 
 from ...bwd.blocks import Placement, RowBlocks
 from ...bwd.launch import BackwardContext
@@ -29,6 +30,7 @@ HALVES = 2  # compute warpgroups; each takes half of the queries of a step
 CHUNK = 32  # TMEM columns of dQ per bulk addition; head dims are padded to whole chunks
 CHUNK_BYTES = 4 * LANES * CHUNK
 DQ_STAGES = 2
+WEIGHT_EXPONENT = 8  # of P in e4m3, of which the largest is 1: a P below 2^-18 becomes 0
 ROW_STAGES = 2
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
@@ -91,11 +93,26 @@ class Sm100BackwardSteps(BackwardVariant):
         return self.lane_columns // HALVES
 
     def _tile(self, rows: int, columns: int) -> Tile:
-        return Tile(rows, columns, self.dtype.width)
+        return Tile(rows, columns, self.operand_dtype.width)
+
+    @property
+    def loaded_dtype(self) -> type[cutlass.Numeric]:
+        """Type of the elements that TMA loads."""
+        return self.dtype if self.operands is None else Uint8
 
     def elements(self, nbytes: int) -> int:
-        """Number of 16-bit elements in `nbytes`."""
-        return 8 * nbytes // self.dtype.width
+        """Number of elements of `loaded_dtype` in `nbytes`."""
+        return 8 * nbytes // self.loaded_dtype.width
+
+    @property
+    def ds_dtype(self) -> type[cutlass.Numeric]:
+        """Type of dS as the products read it."""
+        return self.dtype
+
+
+def unpacked_columns(cfg: Sm100BackwardSteps) -> int:
+    """Columns of half a step's scores that its packed P or dS does not take."""
+    return cfg.half - cfg.half * cfg.operand_dtype.width // 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +125,20 @@ class Sm100StepsContext(BackwardContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm100BackwardConfig(Sm100BackwardSteps):
-    """Configuration of the generated code; the fields are the compile key."""
+    """Configuration of the generated code; the fields are the compile key.
+
+    wide_ds: of 8-bit operands, dS is e5m2 instead of e4m3. It is 2^8 P (f dP - delta), see `spec.GradientOperands`: of
+    many keys P may be so small that e4m3 has no numbers for it.
+    """
 
     column_unit: ClassVar[int] = CHUNK
+    wide_ds: bool = False
+
+    @property
+    def ds_dtype(self) -> type[cutlass.Numeric]:
+        if self.operands is None:
+            return self.dtype
+        return Float8E5M2 if self.wide_ds else Float8E4M3FN
 
     @property
     def tile_m(self) -> int:
@@ -140,11 +168,16 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
 
     @property
     def dk_tile(self) -> Tile:
-        return self.k_tile
+        return Tile(self.cta_tile_n, self.head_dim, self.dtype.width)
 
     @property
     def dv_tile(self) -> Tile:
-        return self.v_tile
+        return Tile(self.cta_tile_n, self.head_dim_v, self.dtype.width)
+
+    @property
+    def kv_bytes(self) -> tuple[int, int]:
+        """Bytes of the memory of K and of V, from which dK and dV are stored."""
+        return max(self.k_tile.nbytes, self.dk_tile.nbytes), max(self.v_tile.nbytes, self.dv_tile.nbytes)
 
     @property
     def ds_tile(self) -> Tile:
@@ -161,7 +194,7 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
         """Two if there is room, else one."""
         if self.ctas == 2:
             return 1
-        used = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * self.q_tile.nbytes
+        used = sum(self.kv_bytes) + self.q_stages * self.q_tile.nbytes
         used += ROW_STAGES * self.rows_bytes + self.ds_tile.nbytes + DQ_STAGES * CHUNK_BYTES + BARRIER_BYTES
         return 2 if used + 2 * self.do_tile.nbytes <= self.smem_bytes else 1
 
@@ -193,7 +226,9 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
         """Configuration of the kernels before and after the main kernel."""
         transposed = Columns(self.tile_m, self.columns)
         placement = transposed if self.dq_transposed else Chunks(self.tile_m, self.columns, self.ctas)
-        return RowBlocks.of(self, placement, semaphores=self.ctas if self.deterministic else 0)
+        exponent = 0 if self.operands is None else WEIGHT_EXPONENT
+        semaphores = self.ctas if self.deterministic else 0
+        return RowBlocks.of(self, placement, semaphores=semaphores, weight_exponent=exponent)
 
     @property
     def scores(self) -> Umma:
@@ -215,17 +250,19 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
     @property
     def dk(self) -> Umma:
         """dK += dS^T Q, with dS^T in tensor memory."""
-        return self._umma(n=self.columns, k=self.tile_m, b=SmemOperand(self.q_columns, Major.MN))
+        b = SmemOperand(self.q_columns, Major.MN)
+        return replace(self._umma(n=self.columns, k=self.tile_m, b=b), a_dtype=self.ds_dtype)
 
     @property
     def dq(self) -> Umma:
         """dQ = dS K, reduced over keys, both operands in shared memory."""
         k, ds = SmemOperand(self.k_columns, Major.MN), SmemOperand(self.ds_tile, Major.MN)
-        return Umma(self.dtype, n=self.columns, k=self.cluster_tile_n, b=k, a=ds, ctas=self.ctas)
+        umma = Umma(self.operand_dtype, n=self.columns, k=self.cluster_tile_n, b=k, a=ds, ctas=self.ctas)
+        return replace(umma, a_dtype=self.ds_dtype)
 
     def _umma(self, n: int, k: int, b: SmemOperand, a: SmemOperand | None = None) -> Umma:
         """Product with one row per key."""
-        return Umma(self.dtype, n=n, k=k, b=b, a=a, m=self.cluster_tile_n, ctas=self.ctas)
+        return Umma(self.operand_dtype, n=n, k=k, b=b, a=a, m=self.cluster_tile_n, ctas=self.ctas)
 
     def dq_transpose(self, lanes: int) -> Umma:
         """dQ^T = K^T dS^T, `lanes` rows of it."""

@@ -30,11 +30,20 @@ def store_gradients(context: Sm100BackwardContext, ends: Ends, work: Sm100Backwa
     if warp < 4:
         if work.steps > 0:
             consume(ends.mma_compute_dV).wait()
-        store_gradient(context, work, "V", "dv", context.tmem.dV, context.cfg.columns_v, Float32(1.0))
+        scale = factor(context, work, 3)
+        store_gradient(context, work, "V", "dv", context.tmem.dV, context.cfg.columns_v, scale)
     else:
         if work.steps > 0:
             consume(ends.mma_compute_dK).wait()
-        store_gradient(context, work, "K", "dk", context.tmem.dK, context.cfg.columns, context.args.scale)
+        scale = context.args.scale * factor(context, work, 4)
+        store_gradient(context, work, "K", "dk", context.tmem.dK, context.cfg.columns, scale)
+
+
+def factor(context: Sm100BackwardContext, work: Sm100BackwardWork, which: int) -> Float32:
+    """One of `spec.GradientOperands`; 1 for 16-bit operands."""
+    if context.cfg.operands is None:
+        return Float32(1.0)
+    return Float32(context.args.factors[which, work.batch, work.head_kv])
 
 
 @cute.jit

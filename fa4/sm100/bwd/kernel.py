@@ -108,8 +108,8 @@ def smem_map(cfg: Sm100BackwardConfig, table: ChannelTable) -> SmemMap:
             Region("dOcolumns", cfg.do_columns.nbytes, align=1024),
         )
     return SmemMap(
-        Region("K", cfg.k_tile.nbytes, align=1024),
-        Region("V", cfg.v_tile.nbytes, align=1024),
+        Region("K", cfg.kv_bytes[0], align=1024),
+        Region("V", cfg.kv_bytes[1], align=1024),
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.do_stages * cfg.do_tile.nbytes, align=1024),
         *columns,

@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, const_expr
 from ...core.sequence import Rows, clamp_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
-from .config import Sm100BackwardContext, Sm100StepsContext
+from .config import TILE_N, Sm100BackwardContext, Sm100StepsContext
 from .work import ListPosition, Sm100BackwardWork, next_position, work_tile
 
 
@@ -74,7 +74,7 @@ def load_tile(
     """Load K, V, Q or dO at coord = (head, block); in a pair, this CTA's half of the block."""
     cfg, tma, (head, block), rows = context.cfg, context.tma(name.lower()), coord, rows_of(work, name)
     matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.lengths_vary)
-    smem_ptr = context.smem.pointer(name, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
+    smem_ptr = context.smem.pointer(name, cfg.loaded_dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
     cursor.expect_tx(tma.tile.nbytes, work.rank)
     tile_index = work.own_block if name in ("K", "V") else block * cfg.ctas + work.rank
     if cfg.lengths_vary:
@@ -85,16 +85,20 @@ def load_tile(
 def load_columns(
     context: Sm100BackwardContext, cursor: Cursor, work: Sm100BackwardWork, name: str, coord: tuple[Int32, Int32]
 ) -> None:
-    """CTA pair: load this CTA's column panel of both CTAs' tiles of K, Q or dO at coord = (head, block)."""
+    """CTA pair: load this CTA's columns of both CTAs' tiles of K, Q or dO at coord = (head, block)."""
     cfg, tma, (head, block), rows = context.cfg, context.tma(name.lower()), coord, rows_of(work, name)
     matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.lengths_vary)
     cursor.expect_tx(2 * tma.tile.panel_bytes, work.rank)
     for i in range(2):
-        smem_ptr = context.smem.pointer(f"{name}columns", cfg.dtype) + i * cfg.elements(tma.tile.panel_bytes)
+        smem_ptr = context.smem.pointer(f"{name}columns", cfg.loaded_dtype) + i * cfg.elements(tma.tile.panel_bytes)
         tile_index = 2 * block + i
         if cfg.lengths_vary:
             tile_index = clamp_tile(tile_index, rows, tma.tile.rows)
-        tma_load_panel(tma, matrix, tile_index, work.rank, smem_ptr, cursor.barrier())
+        if cfg.operands is None:
+            tma_load_panel(tma, matrix, tile_index, work.rank, smem_ptr, cursor.barrier())
+        else:  # 8-bit columns of both CTAs fit a panel: this CTA's come first in its own
+            columns = cute.domain_offset((0, work.rank * (TILE_N // 2)), matrix)
+            tma_load_panel(tma, columns, tile_index, Int32(0), smem_ptr, cursor.barrier())
 
 
 def rows_of(work: Sm100BackwardWork, name: str) -> Rows:

@@ -18,7 +18,8 @@ from cutlass import Int32, const_expr
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, Ends
 from .. import tmem
-from .config import HALVES, LANES, Sm100BackwardContext
+from ..mma import Umma
+from .config import HALVES, LANES, Sm100BackwardContext, Sm100BackwardSteps, unpacked_columns
 from .work import work_tile
 
 
@@ -62,7 +63,7 @@ def issue(context: Sm100BackwardContext, ends: Ends, steps: Int32):
             do_address = smem_address(context, zero, "dOcolumns")
             p.at_iteration_of(do_columns).wait()
         with cute.arch.elect_one():
-            issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_address), i > 0)
+            issue_by_halves(cfg, cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_address), i > 0)
             if const_expr(is_pair):
                 do_columns.commit()
             else:
@@ -139,16 +140,16 @@ def issue_dk(context: Sm100BackwardContext, base: Int32, q: Cursor, q_address: I
     """Issue dK += dS^T Q, then free Q."""
     cfg, spans = context.cfg, context.tmem
     with cute.arch.elect_one():
-        issue_by_halves(cfg.dk, base + spans.dK, base + spans.dS, cfg.dk.b.at(q_address), accumulate)
+        issue_by_halves(cfg, cfg.dk, base + spans.dK, base + spans.dS, cfg.dk.b.at(q_address), accumulate)
         q.commit()
 
 
-def issue_by_halves(umma, d, a, b, accumulate):
+def issue_by_halves(cfg: Sm100BackwardSteps, umma: Umma, d, a, b, accumulate):
     """Issue D += A B with A in tensor memory. Each compute warpgroup has stored its half of the reduction, packed, at
     its end of the score columns."""
     steps = umma.steps // HALVES
     for half in range(HALVES):
-        gap = half * umma.k // HALVES  # unused columns between the packed halves
+        gap = half * HALVES * unpacked_columns(cfg)  # unused columns between the packed halves
         umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps))
 
 

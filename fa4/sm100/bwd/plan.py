@@ -27,7 +27,7 @@ class Sm100Backward(plan.BackwardDirection):
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
     ) -> None:
         super().__init__(spec, extent, chip)
-        self.choice = tiles_for(spec, chip) if tiles is None else given(tiles)
+        self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)
         self.tiles = self.choice.row
         _, self.kernel = _form(spec, self.tiles)
 

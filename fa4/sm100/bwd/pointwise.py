@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -17,7 +18,8 @@ from ...core.dropout import apply_dropout
 from ...core.fragment_values import FragmentValues
 from ...core.mask_bits import apply_mask_unless, mask_bits
 from ...core.scoring import Scoring
-from ...core.vec_io import pack_half
+from ...core.vec_io import Packed
+from ...fwd.device.scales import nonzero_descale
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
 from .config import CHUNK, Sm100BackwardSteps
@@ -40,13 +42,14 @@ class StepElements(Constant):
     band_words: list[Int32]
     minus_lse: RowStatistic
     minus_delta: RowStatistic
+    factors: Factors
 
     def probabilities(self, s: list[Float32]) -> tuple[list[Float32], list[Int32]]:
-        """Return from raw scores: P times the softcap's derivative, a factor of dS; and P after dropout, in 16 bits."""
-        cfg, scale = self.cfg, self.args.scale_log2
+        """Return from raw scores: P times the softcap's derivative, a factor of dS; and P after dropout, packed."""
+        cfg, scale = self.cfg, self.factors.scale_log2
         logits = self.scoring.logits([s])
         (s,) = self.scoring.masked(logits, lambda _, i: self.minus_lse(i // 4 * 4)[i % 4])
-        p, packed = list[Float32](), list[Int32]()
+        p, packed = list[Float32](), Packed(cfg.operand_dtype)
         for pair in range(cfg.half // 2):
             if pair % 2 == 0:
                 lse = self.minus_lse(2 * pair)
@@ -62,15 +65,15 @@ class StepElements(Constant):
                 p_pair = exp2_mufu(x[0]), exp2_mufu(x[1])
             factors = self._dropout_factors(2 * pair)
             p_dropped = p_pair if factors is None else cute.arch.mul_packed_f32x2(tuple(p_pair), factors)
-            packed.append(pack_half(p_dropped[0], p_dropped[1], cfg.dtype))
+            packed.add(*p_dropped)
             p += self.scoring.times_softcap_grad([list(p_pair)], [logits[0][2 * pair : 2 * pair + 2]])[0]
-        return p, packed
+        return p, packed.words
 
     def score_gradients(self, p: list[Float32], dp_address: Int32) -> list[Int32]:
-        """Return dS in 16 bits. p: from `probabilities`. dp_address: tensor-memory address of dP. The caller waits for
+        """Return dS, packed. p: from `probabilities`. dp_address: tensor-memory address of dP. The caller waits for
         the loads before it overwrites dP; registers themselves are interlocked."""
-        cfg, score = self.cfg, self.scoring.score_mod
-        packed, grads = list[Int32](), list[Float32]()
+        cfg, score, dp_factor = self.cfg, self.scoring.score_mod, self.factors.dp
+        grads, packed = list[Float32](), Packed(cfg.ds_dtype)
         for column in range(0, cfg.half, CHUNK):
             dp = tmem.load(dp_address + column, CHUNK)
             for i in range(0, CHUNK, 4):
@@ -79,18 +82,20 @@ class StepElements(Constant):
                     first = column + i + j
                     factors = self._dropout_factors(first)
                     dp_pair, delta_pair = (dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2])
-                    if factors is None:
+                    if dp_factor is not None:
+                        ds = cute.arch.fma_packed_f32x2(dp_pair, (dp_factor, dp_factor), delta_pair)
+                    elif factors is None:
                         ds = cute.arch.add_packed_f32x2(dp_pair, delta_pair)
                     else:
                         ds = cute.arch.fma_packed_f32x2(dp_pair, factors, delta_pair)
                     ds = cute.arch.mul_packed_f32x2((p[first], p[first + 1]), ds)
-                    grads += ds
                     if score is None:
-                        packed.append(pack_half(ds[0], ds[1], cfg.dtype))
+                        packed.add(*ds)
+                    else:
+                        grads += ds
         if score is not None:
-            (grads,) = self.scoring.score_grads([p], [grads])
-            packed = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
-        return packed
+            packed.add(*self.scoring.score_grads([p], [grads])[0])
+        return packed.words
 
     def _dropout_factors(self, i: int) -> tuple[Float32, Float32] | None:
         """Factors of P and dP for elements i and i + 1: 1 / (1 - p), or 0 if dropped; None without dropout."""
@@ -100,11 +105,32 @@ class StepElements(Constant):
         return apply_dropout(self.keep_bits, i, scale), apply_dropout(self.keep_bits, i + 1, scale)
 
 
+class Factors(NamedTuple):
+    """Of a key/value head. scale_log2, scale_over_cap: see `plan.Scalars`, for the operands' numbers. dp: of dP; None
+    for 1."""
+
+    scale_log2: Float32
+    scale_over_cap: Float32
+    dp: Float32 | None
+
+    @staticmethod
+    def of(
+        cfg: Sm100BackwardSteps, args: BackwardKernelArguments, batch: Int32 | None = None, head_kv: Int32 | None = None
+    ) -> Factors:
+        """batch, head_kv: None without `cfg.operands`."""
+        log2, over_cap = args.scale_log2, args.scale_over_cap
+        if cfg.operands is None:
+            return Factors(log2, over_cap, None)
+        of_scores = nonzero_descale(args.factors[0, batch, head_kv])
+        dp = Float32(args.factors[1, batch, head_kv])
+        return Factors(log2, over_cap * of_scores, dp) if cfg.has_softcap else Factors(log2 * of_scores, over_cap, dp)
+
+
 def scoring_of(
-    cfg: Sm100BackwardSteps, args: BackwardKernelArguments, score: FragmentValues | None, mask: FragmentValues | None
+    cfg: Sm100BackwardSteps, factors: Factors, score: FragmentValues | None, mask: FragmentValues | None
 ) -> Scoring:
     """Stages of a step with its values of score_mod and mask_mod."""
-    return Scoring(args.scale_over_cap if cfg.has_softcap else None, score, mask)
+    return Scoring(factors.scale_over_cap if cfg.has_softcap else None, score, mask)
 
 
 def band_words(cfg: Sm100BackwardSteps, first: Int32 | None, stop: Int32) -> list[Int32]:

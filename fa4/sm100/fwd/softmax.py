@@ -25,7 +25,7 @@ from ...core.mask import range_blocks, sparse_blocks
 from ...core.mask_bits import apply_mask
 from ...core.score import apply_softcap
 from ...core.traced import Traced, bind
-from ...core.vec_io import pack_word
+from ...core.vec_io import Packed
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.device.scales import Scales
 from ...fwd.device.work import Work
@@ -249,21 +249,17 @@ def softmax_step(
     minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
     # The compiler reorders code freely between loops. It would compute nearly all exponentials before the P head
     # arrives, and the row sum among them. A barrier wait is a loop, so the two waits below keep three sections apart.
-    packed, p_pairs, bits = [], [], cfg.v_dtype.width
-    word: list[Float32] = []
+    p_pairs, bits, packed = [], cfg.v_dtype.width, Packed(cfg.v_dtype)
     for pair in range(cfg.tile_n // 2):
         p, kept = block.weights(s, pair, minus_offset, cfg.polynomial)
         p_pairs.append(p)
-        word += kept
-        if len(word) * bits == 32:
-            packed.append(pack_word(word, cfg.v_dtype))
-            word = []
+        packed.add(*kept)
         stored = 2 * pair + 2
         if stored == STORE_KEYS:
             tmem.wait_loads()  # P overwrites S
         if stored % STORE_KEYS == 0 or stored == cfg.p_head:
-            tmem.store(p_address + stored * bits // 32 - len(packed), packed)
-            packed = []
+            tmem.store(p_address + stored * bits // 32 - len(packed.words), packed.words)
+            packed = Packed(cfg.v_dtype)
         if stored == cfg.p_head:
             tmem.wait_stores()
             cursor.arrive()

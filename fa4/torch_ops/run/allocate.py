@@ -55,12 +55,13 @@ def result_maker(
 
 def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> Callable[[AttentionInputs], Gradients]:
     """Return an allocator of dq, dk, dv for inputs like these: shaped like q, k, v, row-major, 0 in padding rows."""
-    fixed = None if spec.varlen else [maker(tuple(x.shape), x.dtype, x.device) for x in inputs[:3]]
+    dtype = spec.dtype
+    fixed = None if spec.varlen else [maker(tuple(x.shape), dtype, x.device) for x in inputs[:3]]
     set_q, set_k = padding_setter(inputs, spec, plan, "q", 1), padding_setter(inputs, spec, plan, "k", 2)
 
     def make(inputs: AttentionInputs) -> Gradients:
         if fixed is None:
-            grads = Gradients(*[empty(x.shape, x.dtype, x.device) for x in (inputs.q, inputs.k, inputs.v)])
+            grads = Gradients(*[empty(x.shape, dtype, x.device) for x in (inputs.q, inputs.k, inputs.v)])
         else:
             grads = Gradients(*[make_one() for make_one in fixed])
         if set_q is not None:

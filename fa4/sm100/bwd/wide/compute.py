@@ -24,7 +24,7 @@ from ....pipeline.smem import store_row
 from ... import tmem
 from ..compute import StepQueries, bind_mods, first_column, four_of, half_of_warp, keep_bits_of, own_row
 from ..config import CHUNK, HALVES
-from ..pointwise import StepElements, band_words, scoring_of
+from ..pointwise import Factors, StepElements, band_words, scoring_of
 from ..work import Sm100BackwardWork
 from ..work import work_tile as key_work
 from .config import Gradient, Sm100WideContext
@@ -91,8 +91,9 @@ def step_of_keys(
     if const_expr(applies_band):
         has_first = work.mask.right is not None
         words = band_words(cfg, queries.first if const_expr(has_first) else None, queries.stop)
-    scoring, minus_delta = scoring_of(cfg, args, score, mask), minus_lse + cfg.tile_m
-    elements = StepElements(cfg, args, scoring, keep_bits, words, four_of(minus_lse), four_of(minus_delta))
+    minus_delta, factors = minus_lse + cfg.tile_m, Factors.of(cfg, args)
+    scoring, statistics_of = scoring_of(cfg, factors, score, mask), (four_of(minus_lse), four_of(minus_delta))
+    elements = StepElements(cfg, args, scoring, keep_bits, words, *statistics_of, factors)
     statistics.wait()
     p = finish_step(context, ends, scores, weights, elements)
     statistics.arrive()
@@ -207,10 +208,9 @@ def step_of_queries(
     keep_bits = None if const_expr(dropout is None) else dropout.words(row, begin, cfg.half)
     words = band_words(cfg, first if const_expr(cfg.has_left) else None, stop) if const_expr(applies_band) else []
     minus_lse, minus_delta = statistics
-    scoring = scoring_of(cfg, args, score, mask)
-    elements = StepElements(
-        cfg, args, scoring, keep_bits, words, lambda _: [minus_lse] * 4, lambda _: [minus_delta] * 4
-    )  # fmt: skip
+    factors, statistics_of = Factors.of(cfg, args), (lambda _: [minus_lse] * 4, lambda _: [minus_delta] * 4)
+    scoring = scoring_of(cfg, factors, score, mask)
+    elements = StepElements(cfg, args, scoring, keep_bits, words, *statistics_of, factors)
     finish_step(context, ends, scores, weights, elements)
 
 

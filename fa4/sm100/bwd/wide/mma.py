@@ -65,7 +65,7 @@ def issue(context: Sm100WideContext, ends: Ends, steps: Int32):
         with cute.arch.elect_one():
             left = base + spans.dS if const_expr(cfg.gradient.needs_dp) else base + spans.P + weights.stage * cfg.tile_m
             b = smem.address("rightD") + columns.stage * cfg.columns_tile.nbytes
-            issue_by_halves(cfg.grad, base + spans.D, left, cfg.grad.b.at(b), i > 0)
+            issue_by_halves(cfg, cfg.grad, base + spans.D, left, cfg.grad.b.at(b), i > 0)
             columns.commit()
         weights, columns = weights.next(), columns.next()
     with cute.arch.elect_one():

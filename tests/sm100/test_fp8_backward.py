@@ -1,0 +1,148 @@
+"""Training on e4m3 numbers on the emulated Blackwell chip, whose backward multiplies them, too."""
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from warpcheck.machine import SCHEDULES
+
+import fa4
+from bench import static
+from fa4.emulator import emulate
+from fa4.oracle import cases, reference
+from fa4.oracle.cases import Case
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec, Gradients, Operands, ProblemSize, ds_dtype
+from fa4.sm100.bwd.kernel import channels, smem_map
+from fa4.sm100.bwd.plan import Sm100Backward
+from fa4.torch_ops import low_precision
+from tests.machine_code import machine_kernels
+
+CHIP = chip_by_number(100)
+SPEC = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1, needs_backward=True, operands=Operands.E4M3)
+CASES = (
+    Case("full", seqlen_q=200, seqlen_k=300, head_dim=64, batch=2, heads_q=2),
+    Case("pair", seqlen_q=300, seqlen_k=400, head_dim=128, heads_q=2, heads_kv=1),
+    Case("pair_causal", seqlen_q=300, seqlen_k=300, head_dim=112, head_dim_v=128, causal=True, batch=2),
+    Case("more_keys", seqlen_q=130, seqlen_k=390, head_dim=128, causal=True, heads_q=4, heads_kv=2, deterministic=True),
+    Case("fewer_keys", seqlen_q=300, seqlen_k=100, head_dim=128, causal=True, deterministic=True),
+    Case("window", seqlen_q=300, seqlen_k=350, head_dim=96, window_size=(100, 30), softcap=15.0, sink=True),
+    Case("left", seqlen_q=200, seqlen_k=260, head_dim=32, head_dim_v=80, window_size=(90, None), heads_q=3, heads_kv=1),
+    Case("fp16", seqlen_q=100, seqlen_k=140, head_dim=128, dtype=torch.float16, deterministic=True),
+    Case("one_by_one", seqlen_q=1, seqlen_k=1, head_dim=64),
+    Case("large", seqlen_q=150, seqlen_k=300, head_dim=128, logits=100.0),
+)
+MANY = Case("many_keys", seqlen_q=130, seqlen_k=8300, head_dim=64)
+
+
+def trained(case, seed):
+    """The problem on the numbers that the call multiplies."""
+    problem = cases.make(case, seed)
+    eight, descales = low_precision.rounded(problem.inputs, "fp8")
+    inputs = low_precision.dequantized(eight, descales, torch.float32)
+    dout, operands = low_precision.gradient_operands(problem.dout, eight, descales)
+    factors = 256 * operands.factors[2].repeat_interleave(problem.spec.group, 1)
+    spec = replace(problem.spec, operands=Operands.E4M3)
+    exact = replace(problem, inputs=inputs, spec=spec, dout=dout, rounding=dict(ds_factors=factors))
+    return problem, exact
+
+
+def gradients(problem, seed, has_dlse=True):
+    """Of a call, from a kernel of 8 bits."""
+    found, native = [], low_precision.native_backward
+
+    def noted(*given):
+        found.append(native(*given))
+        return found[-1]
+
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
+    chip = emulate("sm_100a", sms=4, seed=seed, schedule=SCHEDULES[seed % len(SCHEDULES)])
+    with chip, mock.patch.object(low_precision, "native_backward", noted):
+        out, lse = problem.call(**leaves, precision="fp8")
+        dlse = problem.dlse.masked_fill(lse.detach() == -torch.inf, 0.0)
+        results, dresults = ((out, lse), (problem.dout, dlse)) if has_dlse else ((out,), (problem.dout,))
+        grads = Gradients(*torch.autograd.grad(results, list(leaves.values()), dresults))
+    assert found[0] is not None
+    return grads
+
+
+def judged(exact, grads):
+    def references(of, precise):
+        options = {"ds_factors": of.rounding["ds_factors"]} | {
+            name: x for name, x in of.rounding.items() if name in ("sequential", "key_order")
+        }
+        return reference.backward(of.inputs, of.spec, of.dout, of.dlse, precise=precise, **options)
+
+    return cases.judge_by_draws(grads._asdict(), references, exact, (), cases.roundings(exact))
+
+
+@pytest.mark.rotates(4)
+@pytest.mark.parametrize("case", (*CASES, MANY), ids=str)
+def test_gradients_are_right(case, seed):
+    problem, exact = trained(case, seed)
+    grads = gradients(problem, seed)
+    assert all(x is None or x.dtype == case.dtype for x in grads[:3])
+    cases.assert_right(judged(exact, grads), f"{case.name}, seed {seed}")
+
+
+def test_deterministic_gradients_repeat(seed):
+    problem, _ = trained(CASES[3], seed)
+    first, second = (gradients(problem, seed + i, has_dlse=False) for i in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first[:3], second[:3]))
+
+
+def test_zero_gradients(seed):
+    """A dO of zeros has a scale of its own; no factor may be infinite."""
+    problem, _ = trained(CASES[0], seed)
+    grads = gradients(replace(problem, dout=torch.zeros_like(problem.dout)), seed, has_dlse=False)
+    assert all(torch.count_nonzero(x) == 0 for x in grads[:3])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(window_right=0, deterministic=True),
+        dict(head_dim=64, head_dim_v=64),
+        dict(head_dim=96, window_left=9),
+    ],
+    ids=str,
+)
+def test_nothing_spills(changes, tmp_path, disassembler):
+    backward = Sm100Backward(replace(SPEC, **changes), ProblemSize(4, 4096, 4096), CHIP)
+    found = machine_kernels(backward.kernel, backward.config(has_dlse=False), CHIP, tmp_path)
+    assert static.problems(max(found, key=lambda kernel: kernel.instructions)) == []
+
+
+def test_every_head_dim_fits_the_chip():
+    for d in range(16, 144, 16):
+        for dv in range(16, 144, 16):
+            for keys in (4096, 1 << 16):
+                spec = replace(SPEC, head_dim=d, head_dim_v=dv)
+                cfg = Sm100Backward(spec, ProblemSize(1, 4096, keys), CHIP).config(has_dlse=False)
+                assert smem_map(cfg, channels(cfg)).nbytes <= CHIP.smem_per_block, (d, dv)
+                assert cfg.wide_ds == (ds_dtype(keys) == torch.float8_e5m2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(dropout_p=0.1),
+        dict(score_mod=fa4.scores.alibi(torch.ones(2))),
+        dict(head_dim=192),
+        dict(softmax_scale=-0.1),
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_calls_have_a_16bit_backward(changes, seed, monkeypatch):
+    found = []
+    native = low_precision.native_backward
+    monkeypatch.setattr(low_precision, "native_backward", lambda *given: found.append(native(*given)) or found[-1])
+    options = {name: x for name, x in changes.items() if name != "head_dim"}
+    q, k, v = (
+        torch.randn(1, 40, 2, changes.get("head_dim", 64), dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    with emulate("sm_100a", sms=2, seed=seed):
+        fa4.flash_attn_func(q, k, v, precision="fp8", **options).sum().backward()
+    assert found == [None] and q.grad.isfinite().all()
