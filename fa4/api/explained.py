@@ -122,7 +122,7 @@ def explain(
     spec = AttentionSpec.of(inputs, flags, mods, cache)
     factors = low_precision.Descales(*descales)
     if low_precision.are_of_heads(inputs, factors) if is_8bit else precision == "fp8":
-        spec = low_precision.native_spec(inputs, mods, flags) or spec
+        spec = low_precision.native_spec(inputs, mods, flags, torch.bfloat16 if is_8bit else q.dtype) or spec
     return dispatch.explain(spec, inputs.extent, chip_of(q.device), backend, visited)
 
 

@@ -298,15 +298,17 @@ def backward_with_captured(
     functions: Functions = _NO_FUNCTIONS,
     sequential: bool = False,
     key_order: int | None = None,
+    largest_p: int = 5,
     ds_factors: Tensor | None = None,
 ) -> tuple[Gradients, list[Tensor]]:
     """Gradients by formula, also of the tensors that the score_mod captured, for `dout` shaped like out and `dlse`
-    shaped like lse (None: zero). kept, sequential, key_order: as in `forward`. ds_factors: of e4m3 operands, factors of
-    dS when it is rounded to 8 bits, (batch, heads_q).
+    shaped like lse (None: zero). kept, sequential, key_order, largest_p: as in `forward`. ds_factors: of e4m3 operands,
+    factors of dS when it is rounded to 8 bits, (batch, heads_q).
 
     Returns float64 gradients when `precise`, else in the dtypes of the inputs.
     """
-    math, varlen = _arithmetic(spec, precise, sequential=sequential, key_order=key_order), inputs.varlen
+    math = _arithmetic(spec, precise, sequential=sequential, key_order=key_order, largest_p=largest_p)
+    varlen = inputs.varlen
     ds_limits = torch.finfo(ds_dtype(inputs.max_seqlen_k))
     grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
     dq, dk, dv = grads
@@ -343,7 +345,9 @@ def backward_with_captured(
             dx, *leaf_grads = torch.autograd.grad(logits, [x, *leaves], dx, allow_unused=True, materialize_grads=True)
             captured_grads = [total + grad for total, grad in zip(captured_grads, leaf_grads)]
 
-        if math.is_8bit and ds_factors is not None:
+        if math.is_8bit and ds_factors is None:  # products of the backward are of 16 bits
+            dx, dropped = (x.to(spec.dtype).to(math.dtype) for x in (dx, dropped))
+        elif math.is_8bit and ds_factors is not None:
             factor = ds_factors[seq.index].to(math.dtype)[:, None, None]
             of_8bit = (dx * factor).clamp(ds_limits.min, ds_limits.max).to(ds_dtype(inputs.max_seqlen_k))
             dx, dropped = of_8bit.to(math.dtype) / factor, (dropped * 256).to(math.operand).to(math.dtype) / 256

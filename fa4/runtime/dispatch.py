@@ -260,7 +260,6 @@ _SM90_FP8 = replace(
     _SM90,
     summary="the same, products of e4m3",
     head_dims=HeadDims(multiple=16, largest=128),
-    dtypes=(torch.bfloat16,),
     features=frozenset(
         (
             Feature.CAUSAL, Feature.WINDOW, Feature.GQA, Feature.HEAD_DIM_V, Feature.SEQUSED, Feature.SOFTCAP,
@@ -275,7 +274,6 @@ _SM100_FP8 = replace(
     _SM100,
     summary="CuTe DSL, tcgen05 and TMA, products of e4m3",
     head_dims=HeadDims(multiple=16, largest=256),
-    dtypes=(torch.bfloat16,),
     features=_SM100.features - _CACHE_FEATURES - _BACKWARD_FEATURES | {Feature.OPERANDS_8BIT},
     limits=(_mod_limits, _block_limits),
 )
@@ -284,7 +282,6 @@ _SM100_FP8_TRAINING = replace(
     _SM100_FP8,
     summary="the same, with the backward",
     head_dims=HeadDims(multiple=16, largest=128),
-    dtypes=_HALF,
     features=_SM90_FP8.features - {Feature.SEQUSED} | {Feature.BACKWARD, Feature.DETERMINISTIC},
     limits=(),
 )

@@ -65,22 +65,20 @@ FORWARD_WITH_MODS: ops.Records = {
 
 
 def native(
-    inputs: AttentionInputs, descales: Descales, mods: Mods | None, flags: Flags
+    inputs: AttentionInputs, descales: Descales, mods: Mods | None, flags: Flags, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, Tensor] | None:
-    """Return out (bfloat16) and lse of a kernel that multiplies 8-bit numbers; None if no kernel serves the call.
+    """Return out in `dtype` and lse of a kernel that multiplies 8-bit numbers; None if no kernel serves the call.
 
     Such a kernel takes one factor for the scores of a sequence and key/value head, and one for the values."""
     if not are_of_heads(inputs, descales):
         return None
     flags = flags.resolved()
     packed, extent = inputs.varlen, inputs.extent
-    signature = Signature.of(
-        "8-bit operator", inputs.tensors, (flags, extent.rounded() if packed else extent, mods and mods.spec_key()),
-        PACKED if packed else (),
-    )  # fmt: skip
+    options = flags, extent.rounded() if packed else extent, mods and mods.spec_key(), dtype
+    signature = Signature.of("8-bit operator", inputs.tensors, options, PACKED if packed else ())
     forward = routes.find(signature)
     if forward is None:
-        forward, spec = False, native_spec(inputs, mods, flags)
+        forward, spec = False, native_spec(inputs, mods, flags, dtype)
         if spec is not None:
             plan = dispatch.plan(spec, extent, chip_of(inputs.q.device), flags.backend)
             forward = run.ForwardExecutor(inputs, spec, plan)
@@ -88,10 +86,12 @@ def native(
     return forward(inputs, mods, factors_of_heads(inputs, descales)) if forward else None
 
 
-def native_spec(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> AttentionSpec | None:
+def native_spec(
+    inputs: AttentionInputs, mods: Mods | None, flags: Flags, dtype: torch.dtype = torch.bfloat16
+) -> AttentionSpec | None:
     """Return the spec of a call for a kernel that multiplies 8-bit numbers; None if no kernel serves it."""
     flags = flags.resolved()._replace(needs_backward=False, deterministic=False)
-    spec = replace(AttentionSpec.of(inputs, flags, mods), dtype=torch.bfloat16, operands=Operands.E4M3)
+    spec = replace(AttentionSpec.of(inputs, flags, mods), dtype=dtype, operands=Operands.E4M3)
     is_taken = dispatch.takes_8bit_operands(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
     return spec if is_taken else None
 
@@ -132,9 +132,10 @@ def _forward(
     inputs: AttentionInputs, descales: Descales, flags: Flags, sources: Sources, mods: Mods | None = None
 ) -> tuple[Tensor, Tensor]:
     checks.lengths(inputs)
-    dtype, results = _dtype(sources), native(inputs, descales, mods, flags)
+    dtype = _dtype(sources)
+    results = native(inputs, descales, mods, flags, dtype)
     if results is not None:
-        return results[0].to(dtype), results[1]
+        return results
     inputs = dequantized(inputs, descales, dtype)
     return ops.route(inputs, flags, mods).forward(inputs, mods)
 
@@ -188,9 +189,7 @@ def gradient_operands(dout: Tensor, inputs: AttentionInputs, descales: Descales)
     batch, columns, v = dout.shape[0], dout.shape[-1], inputs.v
     dout8, of_dout = recipes.quantized(dout, "head", heads, "head_dim", None, None, power_of_two=True)
     of_q, of_k, of_v = _of_heads(inputs, descales)
-    squares = (
-        x.float().square().view(batch, -1, heads, x.shape[-2] // heads, columns).mean((0, 1, 3, 4)) for x in (dout8, v)
-    )
+    squares = (x.float().unflatten(-2, (heads, -1)).square().mean((0, 1, 3, 4)) for x in (dout8, v))
     usual = (next(squares) * next(squares) * columns).sqrt().clamp(min=1e-20)
     largest = torch.finfo(ds_dtype(inputs.max_seqlen_k)).max
     factor = torch.exp2(torch.log2(largest / 8 / usual).round() - _WEIGHT_EXPONENT).expand(batch, heads)

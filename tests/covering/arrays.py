@@ -8,7 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.covering.model import BACKENDS, CACHES, CALLS, EIGHT_BITS, WIDE, WIDEST, Exclusion, Model, Row
+from tests.covering.model import (
+    BACKENDS,
+    CACHES,
+    CALLS,
+    EIGHT_BITS,
+    TRAINING_IN_EIGHT_BITS,
+    WIDE,
+    WIDEST,
+    Exclusion,
+    Model,
+    Row,
+)
 
 _FOLDER = Path(__file__).parent / "arrays"
 
@@ -143,6 +154,15 @@ _MULTIPLIED = _BY_HEADS | dict(
     **dict.fromkeys(("score_mod", "mask_mod", "block_mask"), ("none",)),
     dropout=("no",),
 )
+_MULTIPLIED_BACKWARD = dict(
+    precision=("fp8",),
+    form=("dense",),
+    head_dim=("64", "96", "128"),
+    seqused=("none",),
+    scale=("default", "given"),
+    **dict.fromkeys(("score_mod", "mask_mod"), ("none",)),
+    dropout=("no",),
+)
 _BY_16 = "16", "64", "96", "128", "256"
 _FETCHED_BYTES = dict(head_dim="256", head_dim_v="same", pages="128", bits="fp8", leftpad="yes", queries="1")
 
@@ -168,6 +188,13 @@ ARRAYS = {
         # Calls on e4m3 tensors, and those that a kernel of a chip multiplies as such.
         Array("eight-bits", EIGHT_BITS, 2, backends=("sm90", "sm100")),
         Array("eight-bits-multiplied", EIGHT_BITS.with_levels(**_MULTIPLIED), 2, backends=("sm90",)),
+        Array("training-in-eight-bits", TRAINING_IN_EIGHT_BITS, 2, backends=("sm90", "sm100")),
+        Array(
+            "training-in-eight-bits-sm100",
+            TRAINING_IN_EIGHT_BITS.with_levels(**_MULTIPLIED_BACKWARD),
+            2,
+            backends=("sm100",),
+        ),
         Array("eight-bits-sm100", EIGHT_BITS.with_levels(**_BY_HEADS, head_dim=_BY_16), 2, backends=("sm100",)),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,7 @@ class Call:
     wanted: list[str]
     jagged: dict[str, Any]
     extra: dict[str, Any]
+    precision: dict[str, str] = field(default_factory=dict)
 
     def run(self, backend: str = "auto") -> dict[str, Tensor]:
         """out, lse and the gradients that the row asks for."""
@@ -109,7 +110,8 @@ class Call:
 
 def given(call: Call) -> dict[str, Any]:
     """Options of a call of any form."""
-    return call.problem.case.flags() | call.score_mod() | call.mods | {"learnable_sink": call.leaves.get("sink")}
+    sink = {"learnable_sink": call.leaves.get("sink")}
+    return call.problem.case.flags() | call.score_mod() | call.mods | sink | call.precision
 
 
 def _dense(call: Call, backend: str) -> tuple[Tensor, Tensor]:

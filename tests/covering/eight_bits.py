@@ -1,8 +1,9 @@
-"""A row of the array of calls on e4m3 tensors and a seed as such a call, judged by the oracle on the numbers that these
-tensors stand for."""
+"""A row of the array of calls on e4m3 tensors, or of training that rounds to them, and a seed as such a call, judged by
+the oracle on the numbers that 8-bit tensors stand for."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -86,3 +87,61 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
     problem = replace(problem, inputs=i._replace(q=exact[0], k=exact[1], v=exact[2]))
     fields = {name: getattr(made, name) for name in calls.Call.__dataclass_fields__}
     return EightBitCall(**fields | {"problem": problem}, tensors=dict(zip("qkv", eight[:3])) | factors)
+
+
+@dataclass
+class TrainedCall(calls.Call):
+    """A training call that rounds to 8 bits. natives: whether kernels multiplied 8-bit numbers, forward and backward.
+    chip: number of the one that ran it."""
+
+    natives: dict[str, bool] = field(default_factory=dict)
+    chip: int = 0
+
+    def run(self, backend: str = "auto") -> dict[str, Tensor]:
+        self.chip, kernels = chip_of(self.problem.inputs.q.device).number, ("native", "native_backward")
+
+        def noting(name: str) -> Any:
+            native = getattr(low_precision, name)
+
+            def noted(*arguments: Any) -> Any:
+                found = native(*arguments)
+                self.natives[name] = found is not None
+                return found
+
+            return mock.patch.object(low_precision, name, noted)
+
+        with contextlib.ExitStack() as stack:
+            for name in kernels:
+                stack.enter_context(noting(name))
+            return super().run(backend)
+
+    def judged(self, results: dict[str, Tensor]) -> list[Judged]:
+        problem, precision = self.problem, self.precision["precision"]
+        eight, descales = low_precision.rounded(problem.inputs, precision)
+        problem = replace(problem, inputs=low_precision.dequantized(eight, descales, torch.float32))
+        if self.natives["native"]:
+            rounding = reference.HOPPER_8BIT if self.chip == 90 else {}
+            problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3), rounding=rounding)
+        outs = ("out", "lse")
+        verdict = judge(problem, {name: results[name] for name in outs}, self.functions, self.kept)
+        rounding = {name: x for name, x in problem.rounding.items() if name == "largest_p"}
+        if self.natives.get("native_backward"):
+            dout, operands = low_precision.gradient_operands(problem.dout, eight, descales)
+            factors = 256 * operands.factors[2].repeat_interleave(problem.spec.group, 1)
+            problem, rounding = replace(problem, dout=dout), rounding | dict(ds_factors=factors)
+        gradients = {name: x for name, x in results.items() if name != "out"}
+        problem = replace(problem, rounding=rounding)
+        has_dlse = self.row["dlse"] == "yes"
+        of_gradients = judge(problem, gradients, self.functions, self.kept, has_dlse, ("ds_factors",))
+        return verdict + [one for one in of_gradients if one.name != "lse"]
+
+
+def build_training(
+    row: Row, seed: int, device: str = "cpu", is_small: bool = True, variant: int | None = None
+) -> TrainedCall:
+    """The call of a row; seed and variant as in `calls.build`."""
+    made = calls.build(
+        row | dict(captured="fixed", block_mask="none", direction="training"), seed, device, is_small, variant
+    )
+    fields = {name: getattr(made, name) for name in calls.Call.__dataclass_fields__}
+    return TrainedCall(**fields | {"precision": dict(precision=row["precision"])})

@@ -21,14 +21,18 @@ def judge(
     functions: Functions,
     kept: Tensor | None = None,
     has_dlse: bool = True,
+    of_backward: Sequence[str] = (),
 ) -> list[Judged]:
-    """Judge out, lse, dq, dk, dv, dsink and captured0, captured1 and so on, of which `results` may lack any."""
+    """Judge out, lse, dq, dk, dv, dsink and captured0, captured1 and so on, of which `results` may lack any.
+    of_backward: names in `problem.rounding` that the forward does not take."""
     lse = results["lse"]
     wants_gradients = any(name not in ("out", "lse") for name in results)
 
     def references(of: cases.Problem, precise: bool) -> Sequence[Tensor | None]:
         options = dict(precise=precise, kept=kept, functions=functions, **of.rounding)
-        found: dict[str, Tensor | None] = dict(zip(("out", "lse"), reference.forward(of.inputs, of.spec, **options)))
+        of_forward = {name: x for name, x in options.items() if name not in of_backward}
+        results_of_forward = reference.forward(of.inputs, of.spec, **of_forward)
+        found: dict[str, Tensor | None] = dict(zip(("out", "lse"), results_of_forward))
         if wants_gradients:
             dlse = defined(of.dlse, lse) if has_dlse else None
             grads, captured = reference.backward_with_captured(of.inputs, of.spec, of.dout, dlse, **options)

@@ -304,5 +304,29 @@ EIGHT_BITS = Model(
         "sm100": (),
     },
 )
-MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS)}
+TRAINING_IN_EIGHT_BITS = Model(
+    "training in eight bits",
+    dict(
+        precision=("fp8", "mxfp8"),
+        form=("dense", "packed"),
+        dtype=("bfloat16", "float16"),
+        head_dim=("64", "96", "128", "odd", "256"),
+        **{name: CALLS.factors[name] for name in ("head_dim_v", "group")},
+        lengths=("ragged", "several_tiles", "more_queries", "one_query", "one_key", "few_queries", "zero"),
+        **{name: CALLS.factors[name] for name in ("seqused", "mask", "scale", "softcap")},
+        score_mod=("none", "alibi"),
+        mask_mod=("none", "documents"),
+        **{name: CALLS.factors[name] for name in ("dropout", "sink", "deterministic", "dlse", "layout")},
+    ),
+    (
+        _no("a softcap is a score_mod", softcap="yes", score_mod="alibi"),
+        _no("blocks of 32 columns", precision="mxfp8", head_dim="odd"),
+        _no("dense queries are all in use: there is no such argument", form="dense", seqused=("queries", "both")),
+        _no("rows without keys come of lengths here", mask="empty_rows", lengths=("ragged", "several_tiles")),
+        _no("rows without keys come of lengths here", mask="empty_rows", lengths=("one_query", "few_queries")),
+        _no("there is one row", seqused=("keys", "both"), lengths="one_key"),
+    ),
+    {"sm80": (), "sm90": (), "sm100": ()},
+)
+MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS, TRAINING_IN_EIGHT_BITS)}
 BACKENDS = tuple(CALLS.foreign)  # of kernels

@@ -25,7 +25,12 @@ from tests.poisoned import fresh_memory_is_poison
 
 OWN = {"sm_80": "sm80", "sm_90a": "sm90", "sm_100a": "sm100"}
 CHIPS = tuple(OWN)
-BUILD: dict[str, Callable[..., Any]] = {"calls": calls.build, "caches": caches.build, "eight bits": eight_bits.build}
+BUILD: dict[str, Callable[..., Any]] = {
+    "calls": calls.build,
+    "caches": caches.build,
+    "eight bits": eight_bits.build,
+    "training in eight bits": eight_bits.build_training,
+}
 
 
 @dataclass
