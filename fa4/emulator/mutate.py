@@ -47,7 +47,7 @@ def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path)
             problem.call(**eight_bits)
         else:
             leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
-            out, _ = problem.call(**leaves)
+            out, _ = problem.call(**leaves, **(dict(precision="fp8") if is_8bit else {}))
             Recorder(gpu, folder, case.name)
             torch.autograd.grad(out, list(leaves.values()), problem.dout)
 
@@ -93,7 +93,7 @@ class _Lengths(click.ParamType):
 @click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")
 @click.option("--causal", is_flag=True)
 @click.option("--latent", is_flag=True, help="A cache of latents: v is the memory of k's first columns.")
-@click.option("--e4m3", is_flag=True, help="Tensors of e4m3, in a forward; with --latent, the cache.")
+@click.option("--e4m3", is_flag=True, help="Products of e4m3; with --latent, a cache of e4m3.")
 @click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
 @click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
 @click.option("--deterministic", is_flag=True)

@@ -187,7 +187,15 @@ def options(backward: bool) -> Iterator[Problem]:
 
 
 def eight_bits() -> Iterator[Problem]:
-    """Forwards of e4m3 q, k and v."""
+    """Of e4m3 q, k and v: forwards, and what a backward of them takes."""
+    dims, lengths, sides = ((32, 32), (64, 64), (96, 128), (128, 128)), (300, 1 << 14), (False, True)
+    for dim, heads, window, length, options_of in itertools.product(
+        dims, ((4, 4), (6, 2)), WINDOWS, lengths, itertools.product(sides, sides, (0.0, 5.0))
+    ):
+        deterministic, has_sink, softcap = options_of
+        asked = dict(deterministic=deterministic, has_sink=has_sink, softcap=softcap, operands=Operands.E4M3)
+        spec = _spec(dim, heads, window_left=window[0], window_right=window[1], needs_backward=True, **asked)
+        yield Problem(spec, ProblemSize(2, length, length))
     for problem in itertools.chain(options(backward=False), itertools.islice(shapes(backward=False), 0, None, 7)):
         spec = problem.spec
         if spec.dtype == torch.bfloat16 and not (spec.head_dim % 16 or spec.head_dim_v % 16):

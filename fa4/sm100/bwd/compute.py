@@ -43,6 +43,7 @@ def compute(context: Sm100BackwardContext):
     first, stop = work.mask.queries(work.own_block * TILE_N + lane)
     rows = consume(ends.load_compute_rows)
     s, dp = consume(ends.mma_compute_S), consume(ends.mma_compute_dP)
+    factors = Factors.of(cfg, context.args, work.batch, work.head_kv)
 
     for member in cutlass.range(cfg.group, unroll=1):
         of_head = work.of_head(context, member)
@@ -52,15 +53,15 @@ def compute(context: Sm100BackwardContext):
             queries = StepQueries(member, first_query, first - first_query, stop - first_query)
             if const_expr(cfg.has_blocks):
                 if i < of_head.block_iter.masked:
-                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, True)
+                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, factors, True, True)
                 elif (work.own_block + 1) * TILE_N > work.k.count:
-                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, False)
+                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, factors, True, False)
                 else:
-                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, False, False)
+                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, factors, False, False)
             elif work.needs_mask(m_block, cfg):
-                step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, True)
+                step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, factors, True, True)
             else:
-                step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, False, True)
+                step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, factors, False, True)
             rows, s = rows.next(), s.next()
     store_gradients(context, ends, work)
 
@@ -128,6 +129,7 @@ def step(
     gradients: Cursor,
     work: Sm100BackwardWork,
     queries: StepQueries,
+    factors: Factors,
     applies_band: cutlass.Constexpr[bool],
     applies_mask_mod: cutlass.Constexpr[bool],
 ):
@@ -154,7 +156,6 @@ def step(
     if const_expr(applies_band):
         has_first = work.mask.right is not None
         words = band_words(cfg, queries.first if const_expr(has_first) else None, queries.stop)
-    factors = Factors.of(cfg, args, work.batch, work.head_kv)
     scoring, statistics_of = scoring_of(cfg, factors, score, mask), (four_of(minus_lse), four_of(minus_delta))
     elements = StepElements(cfg, args, scoring, keep_bits, words, *statistics_of, factors)
     p, packed = elements.probabilities(s)

@@ -60,6 +60,7 @@ TILES = (
     Rule("wide_pair", WIDE & WHOLE_BLOCKS & WHOLE_QUERY_BLOCKS & TWO_SMS, WIDE_PAIR,
          "steps of 128 rows: products at the full rate; not measured"),
     Rule("wide", WIDE, WIDE_SINGLE, "steps of 64 rows; not measured"),
+    Rule("e4m3, single", E4M3 & ~PAIRED, BackwardTiles(1, 4), "d = 64 predicted 1449, by exp2 0/16 1354"),
     Rule("pair", PAIRED & WHOLE_BLOCKS & TWO_SMS, PAIR,
          "a third less shared-memory traffic than single by count; not measured"),
     Rule("single", OTHERWISE, SINGLE, "products take 2.5x the cycles of the exponentials; not measured"),
