@@ -69,7 +69,7 @@ def trained(name: str, size: Size, seed: int, device: torch.device) -> dict[str,
     pieces = [result.losses[begin:end] for begin, end in itertools.pairwise(steps)]
     return {
         "backend": told.chosen,
-        "multiplies_8bit": told.spec.cache is not None and told.spec.cache.has_8bit_q,
+        "multiplies_8bit": told.spec.operands is not None,
         "steps_done": steps,
         "held_out_losses": [round(result.held_out[step], 6) for step in steps],
         "training_losses": [round(sum(piece) / len(piece), 6) for piece in pieces],
