@@ -16,8 +16,9 @@ from warpcheck.timing.chips import chip_table
 from fa4.emulator.attention import Problem
 from fa4.emulator.latents import Latents, predict_latents
 from fa4.emulator.predict import Prediction, predict
+from fa4.runtime.spec import Operands
 
-from .suites import BenchCase
+from .suites import E4M3, BenchCase
 
 
 def facts(chip: str) -> dict:
@@ -39,6 +40,8 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4") -> dict:
     """One row of a provider in `PREDICTED`, marked "predicted"; "skipped" says why a case has no prediction."""
     row: dict = {"provider": provider, "label": case.label, **dataclasses.asdict(case), "predicted": True}
     package, deterministic = PREDICTED[provider]
+    if case.dtype == E4M3 and case.direction == "bwd" and package != "fa4":
+        return {**row, "skipped": f"{package} has no backward of e4m3"}
     reason = _beyond(case) or ("a forward is always deterministic" if deterministic and case.direction == "fwd" else "")
     if reason:
         return {**row, "skipped": reason}
@@ -65,7 +68,8 @@ def _prediction(case: BenchCase, chip: str, package: str, deterministic: bool) -
         sizes = case.batch, case.seqlen_q, case.seqlen_k, case.causal, case.heads_q
         return predict_latents(Latents(*sizes), package, chip)
     sizes = case.batch, case.seqlen_q, case.heads_q, case.head_dim, case.head_dim_v
-    return predict(Problem(case.direction, *sizes, case.causal, deterministic), chip, package)
+    operands = Operands.E4M3 if case.dtype == E4M3 else None
+    return predict(Problem(case.direction, *sizes, case.causal, deterministic, operands), chip, package)
 
 
 def _beyond(case: BenchCase) -> str:
@@ -74,8 +78,8 @@ def _beyond(case: BenchCase) -> str:
         return "" if is_predicted else "of latents only a forward without pages is predicted"
     if case.heads_q != case.heads_kv or case.seqlen_q != case.seqlen_k:
         return "only self-attention with as many key/value heads is predicted"
-    if case.has_8bit_kv or case.page_size is not None or case.dtype != "bfloat16":
-        return "only bfloat16 without pages is predicted"
+    if case.has_8bit_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3):
+        return "only bfloat16 and e4m3 without pages are predicted"
     return ""
 
 
@@ -94,6 +98,8 @@ FITTED = {(direction, 128, False, seqlen) for direction in ("fwd", "bwd") for se
 def tables(rows: list[dict]) -> str:
     """The tables of docs/results/predicted-times.md: flash-attn-4 beside what was published, and ours beside
     flash-attn-4. Of wide heads, for which nothing is published: all packages side by side."""
+    if all(row.get("suite") == "e4m3" for row in rows):
+        return f"{_beside_16_bits(rows)}\n"
     if all(row.get("suite") in ("wide", "latents") for row in rows):
         return f"{_with_bounds(rows)}\n"
     return f"{_against_published(rows)}\n\n{_side_by_side(rows)}\n"
@@ -111,6 +117,27 @@ def _with_bounds(rows: list[dict]) -> str:
     for label, of in found.items():
         cells = label.replace(" bfloat16", ""), *(of.get(name, "") for name in packages)
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _beside_16_bits(rows: list[dict]) -> str:
+    """Of products of e4m3: beside bfloat16, and a peer's products of e4m3."""
+    found = {(*_key(row), row["dtype"], row["provider"]): row for row in rows if "tflops" in row}
+    lines = ["| TFLOP/s | bfloat16 | e4m3 | ratio | bound | deterministic | flash-attn-4 e4m3 | ratio |"]
+    lines.append("|---|--:|--:|--:|---|--:|--:|--:|")
+    for key in dict.fromkeys(key[:4] for key in found):
+        half, ours, ordered, peer = (
+            found.get((*key, dtype, name))
+            for dtype, name in (
+                ("bfloat16", "fa4"), (E4M3, "fa4"), (E4M3, "fa4-deterministic"), (E4M3, "flash-attn-4")
+            )
+        )  # fmt: skip
+        assert half and ours
+        share = f"{ordered['tflops']:.0f} ({ordered['tflops'] / ours['tflops']:.2f})" if ordered else ""
+        beside = (f"{peer['tflops']:.0f}", f"{ours['tflops'] / peer['tflops']:.2f}") if peer else ("", "")
+        ratio = f"{ours['tflops'] / half['tflops']:.2f}"
+        cells = f"{half['tflops']:.0f}", f"{ours['tflops']:.0f}", ratio, ours["bound"], share, *beside
+        lines.append("| " + " | ".join((_name(*key), *cells)) + " |")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fa4.runtime import scaled_rows
 from fa4.torch_ops.flops import unmasked_pairs
 
+E4M3 = "float8_e4m3fn"  # a `BenchCase.dtype`
 HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 
 
@@ -63,9 +64,9 @@ class BenchCase:
         """Of a forward's q, k, v and out, each once."""
         columns = self.head_dim + self.head_dim_v
         of_keys = self.head_dim if self.v_in_k else columns
-        size = 2 if self.dtype == "bfloat16" else 4
+        size = {"bfloat16": 2, E4M3: 1}.get(self.dtype, 4)
         of_key = scaled_rows.BYTES_OF_ROW if self.scaled_rows else of_keys * (1 if self.fp8 else size)
-        of_queries = size * columns * self.seqlen_q * self.heads_q
+        of_queries = (size * self.head_dim + max(size, 2) * self.head_dim_v) * self.seqlen_q * self.heads_q
         return self.batch * (of_queries + of_key * self.seqlen_k * self.heads_kv)
 
     @property
@@ -243,6 +244,20 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         ),
         _latents(131072, 1, 128, 1, None),
         *(_latents(seqlen, 1, 128, seqlen, None) for seqlen in (4096, 16384)),
+    ),
+    # Predicted only; `python -m bench.fp8` times forwards.
+    "e4m3": tuple(
+        replace(case, dtype=dtype)
+        for case in (
+            *_squares((1024, 4096, 16384), (128,), tokens=32768),
+            *_squares((4096, 16384), (64,), tokens=32768),
+            *(
+                square("fwd", 16384, *dims, causal, tokens=32768, **rest)
+                for dims, rest in (((192,), dict(heads=16, head_dim_v=128)), ((256,), {}))
+                for causal in (False, True)
+            ),
+        )
+        for dtype in ("bfloat16", E4M3)
     ),
     "cpu": _CPU,
     "tiny": tuple(  # seconds on any CPU: shows that checks, rows and plots work
