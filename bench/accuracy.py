@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ from torch import Tensor
 
 import fa4
 from fa4.cli.main import device_named
-from fa4.runtime.spec import AttentionInputs
+from fa4.oracle import reference
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Operands
 from fa4.torch_ops import low_precision, recipes
 
 from . import machine
@@ -33,12 +35,14 @@ QUERIES = 128  # of longer sequences: the last ones
 
 
 class Recipe(NamedTuple):
-    """recipe: of `fa4.quantize`, "" for none. trained: that of precision=, with scales that are powers of two."""
+    """recipe: of `fa4.quantize`, "" for none. trained: that of precision=, with scales that are powers of two.
+    multiplied: also P, dO and dS are 8-bit, as in the kernels of sm_100."""
 
     recipe: str = ""
     smooth: bool = False
     rotate: bool = False
     trained: bool = False
+    multiplied: bool = False
 
 
 RECIPES = {
@@ -51,6 +55,7 @@ RECIPES = {
     "head, rotate": Recipe("head", rotate=True),
     "head, both": Recipe("head", smooth=True, rotate=True),
     "precision='fp8'": Recipe("head", trained=True),
+    "the same, 8-bit products": Recipe("head", trained=True, multiplied=True),
 }
 
 
@@ -122,6 +127,20 @@ def outcomes(tensors: list[Tensor], leaves: list[Tensor], dout: Tensor, dtype: t
     return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(out.dtype))]
 
 
+def outcomes_of_8_bits(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> list[Tensor]:
+    """The same of products of 8-bit numbers, by the reference that judges the kernels of sm_100."""
+    plain = AttentionInputs(q.detach(), k.detach(), v.detach(), max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+    eight, descales = low_precision.rounded(plain, "fp8")
+    inputs = low_precision.dequantized(eight, descales, torch.float32)
+    flags = Flags(softmax_scale=HEAD_DIM**-0.5, window_right=0, needs_backward=True)
+    spec = replace(AttentionSpec.of(inputs, flags), dtype=torch.bfloat16, operands=Operands.E4M3)
+    dout, operands = low_precision.gradient_operands(dout, eight, descales)
+    factors = 256 * operands.factors[2].repeat_interleave(spec.group, 1)
+    out, _ = reference.forward(inputs, spec, precise=False)
+    grads = reference.backward(inputs, spec, dout, precise=False, ds_factors=factors)
+    return [out, *grads[:3]]
+
+
 def error(x: Tensor, exact: Tensor) -> float:
     return float((x.double() - exact).norm() / exact.norm())
 
@@ -139,7 +158,10 @@ def measured(kind: str, tokens: int, names: list[str], seed: int, device: torch.
     rows = []
     for name in names:
         tensors = rounded(RECIPES[name], *leaves)
-        results = outcomes(tensors, leaves, dout, torch.bfloat16)
+        if RECIPES[name].multiplied:
+            results = outcomes_of_8_bits(*inputs, dout)
+        else:
+            results = outcomes(tensors, leaves, dout, torch.bfloat16)
         with torch.no_grad():
             of_rounded = fa4.flash_attn_func(*(x.double() for x in tensors), causal=True)
         row: dict = {
@@ -183,7 +205,8 @@ def page(rows: list[dict], file: str) -> str:
         "What the recipes are: [FP8 attention](../fp8.md). This command measures and writes the page:\n"
         "`python -m bench.accuracy --page docs/results/fp8-accuracy.md`.",
         f"{where}; {shape}.\nSequences above {ALL_QUERIES} tokens have {QUERIES} queries, the last ones. Rows:\n"
-        f"`bench/results/{file}`.\nBackend `torch`, which multiplies the dequantised numbers in 16 bits.",
+        f"`bench/results/{file}`.\nBackend `torch`, which multiplies the dequantised numbers in 16 bits; in the last "
+        "column, where\nP, dO and dS are 8-bit, too, by the formulas of `fa4.oracle.reference`.",
         "An error is the Frobenius norm of the difference to float64 attention on the bfloat16 inputs, divided by the "
         "norm\nof the latter, in percent. Gradients are straight-through.",
         kinds,

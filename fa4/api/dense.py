@@ -35,7 +35,7 @@ class _DenseKeywords(TypedDict, total=False):
     dropout_p: float
     dropout_seed: checks.Seed | None
     deterministic: bool | None
-    precision: Literal["fp8", "mxfp8"] | None
+    precision: Literal["fp8", "fp8-forward", "mxfp8"] | None
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
@@ -86,7 +86,7 @@ def flash_attn_func(
     dropout_seed: checks.Seed | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
-    precision: Literal["fp8", "mxfp8"] | None = None,
+    precision: Literal["fp8", "fp8-forward", "mxfp8"] | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
@@ -132,7 +132,8 @@ def flash_attn_func(
         return_lse: also return the log-sum-exp of each row's logits (including the sink), which is differentiable.
         precision: for training with float16 or bfloat16 q, k and v. "fp8" and "mxfp8" round them to e4m3, with a scale
             for each head of k, or for blocks of 32 numbers. Autograd saves the 8-bit numbers. Gradients are those of
-            attention on the rounded numbers (straight-through).
+            attention on the rounded numbers (straight-through). A backward of "fp8" may multiply 8-bit numbers where a
+            kernel does; that of "fp8-forward" multiplies in 16 bits.
         q_descale, k_descale, v_descale: factors, 0 or more, on float8_e4m3fn q, k and v; see `fa4.quantize` for the
             recipes and their shapes. Heads of q may have own factors or share those of their key/value head, (batch,
             heads_kv). None means 1. Such a call has no gradients of q, k and v.
@@ -216,7 +217,7 @@ def flash_attn_varlen_func(
     dropout_seed: checks.Seed | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
-    precision: Literal["fp8", "mxfp8"] | None = None,
+    precision: Literal["fp8", "fp8-forward", "mxfp8"] | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,

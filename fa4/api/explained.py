@@ -121,7 +121,7 @@ def explain(
     visited = None if mods is None else mod_ops.visited(mods)
     spec = AttentionSpec.of(inputs, flags, mods, cache)
     factors = low_precision.Descales(*descales)
-    if low_precision.are_of_heads(inputs, factors) if is_8bit else precision == "fp8":
+    if low_precision.are_of_heads(inputs, factors) if is_8bit else precision in ("fp8", "fp8-forward"):
         spec = low_precision.native_spec(inputs, mods, flags, torch.bfloat16 if is_8bit else q.dtype) or spec
     return dispatch.explain(spec, inputs.extent, chip_of(q.device), backend, visited)
 

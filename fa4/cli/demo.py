@@ -31,7 +31,7 @@ class ModelConfig:
     heads_kv: int = 2
     head_dim: int = 32
     dtype: torch.dtype = torch.float32  # of the attention inputs; weights are float32
-    precision: Literal["fp8", "mxfp8"] | None = None  # of the attention
+    precision: Literal["fp8", "fp8-forward", "mxfp8"] | None = None  # of the attention
 
     @property
     def hidden(self) -> int:

@@ -18,7 +18,7 @@ from ..runtime.torch_internals import apply_of, may_be_transformed, needs_dispat
 from . import batching, ops
 
 Backward = Callable[..., ops.InputAndCapturedGrads]
-"""(saved, inputs, mods, flags, *descales) -> gradients; descales in calls on 8-bit tensors only."""
+"""(saved, inputs, mods, flags, *descales, *products) -> gradients; the last two in calls on 8-bit tensors only."""
 
 
 def save(
@@ -28,13 +28,14 @@ def save(
     flags: Flags,
     mods: Mods | None = None,
     descales: tuple[Tensor | None, ...] = (),
+    products: tuple[bool, ...] = (),
 ) -> None:
     """Save for the backward. Every tensor, block lists included, is a saved tensor: a change before the backward then
     raises, and saved-tensor hooks see it."""
     ctx.set_materialize_grads(False)  # a caller that uses only out must not pay for a zero dlse
     scales = flags.scales
     ctx.flags = flags if scales is None else flags._replace(scales=None)
-    ctx.max_seqlens = inputs.max_seqlens
+    ctx.max_seqlens, ctx.products = inputs.max_seqlens, products
     if mods is None:
         ctx.mods = None
         ctx.save_for_backward(*results, *inputs.tensors, scales, *descales)
@@ -61,7 +62,7 @@ def run_backward(
         others = lists[captured + blocks :]
         mods = mods._replace(tensors=lists[:captured], blocks=lists[captured : captured + blocks], dropout_seed=seed)
     saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
-    return backward(saved, inputs, mods, flags, *others)
+    return backward(saved, inputs, mods, flags, *others, *ctx.products)
 
 
 def autograd_rule(

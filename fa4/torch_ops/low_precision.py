@@ -35,7 +35,7 @@ from .autocast import cast_all
 from .run.allocate import shapes
 from .signature import Signature, routes
 
-PRECISIONS = ("fp8", "mxfp8")
+PRECISIONS = ("fp8", "fp8-forward", "mxfp8")
 _TRAINED = (torch.float16, torch.bfloat16)
 _WEIGHT_EXPONENT = 8  # see `spec.GradientOperands`
 _LARGEST_IN_FLOAT16 = 240.0 * 2**8  # e4m3 times a power of two
@@ -58,9 +58,18 @@ class Sources(NamedTuple):
     v_source: Tensor | None = None
 
 
-FORWARD: ops.Records = {"inputs": AttentionInputs, "descales": Descales, "flags": Flags, "sources": Sources}
+class Products(NamedTuple):
+    """in_backward: whether the backward may multiply 8-bit numbers, too."""
+
+    in_backward: bool = True
+
+
+FORWARD: ops.Records = {
+    "inputs": AttentionInputs, "descales": Descales, "flags": Flags, "sources": Sources, "products": Products,
+}  # fmt: skip
 FORWARD_WITH_MODS: ops.Records = {
     "inputs": AttentionInputs, "descales": Descales, "mods": Mods, "flags": Flags, "sources": Sources,
+    "products": Products,
 }  # fmt: skip
 
 
@@ -129,7 +138,12 @@ def _dtype(sources: Sources) -> torch.dtype:
 
 
 def _forward(
-    inputs: AttentionInputs, descales: Descales, flags: Flags, sources: Sources, mods: Mods | None = None
+    inputs: AttentionInputs,
+    descales: Descales,
+    flags: Flags,
+    sources: Sources,
+    products: Products,
+    mods: Mods | None = None,
 ) -> tuple[Tensor, Tensor]:
     checks.lengths(inputs)
     dtype = _dtype(sources)
@@ -146,13 +160,17 @@ def _fake_forward(inputs: AttentionInputs, sources: Sources, **_: Any) -> tuple[
 
 
 def _backward(
-    saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, *descales: Tensor | None
+    saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, *others: Any
 ) -> ops.InputAndCapturedGrads:
-    """Compute gradients of attention on the numbers that the forward multiplied, where a kernel does in 8 bits, else in
-    16 bits. So P is exp(S - lse) with the S that lse came from, and its rows sum to 1. D = rowsum(dO * O) takes the
-    16-bit O that was returned."""
+    """Compute gradients of attention on the numbers that the forward multiplied: in 8 bits if `Products` allow that and
+    a kernel does it, else in 16 bits. others: `Descales`, then `Products`.
+
+    P is exp(S - lse) with the S that lse came from, so its rows sum to 1. D = rowsum(dO * O) takes the 16-bit O that
+    was returned.
+    """
+    *descales, in_backward = others
     factors = Descales(*descales)
-    grads = native_backward(saved, inputs, mods, flags, factors)
+    grads = native_backward(saved, inputs, mods, flags, factors) if in_backward else None
     if grads is not None:
         return grads, []
     return ops.backward(saved, dequantized(inputs, factors, saved.out.dtype), mods, flags)
@@ -238,9 +256,10 @@ def attend(
         sources = Sources(*inputs[:3])
         inputs, factors = rounded(inputs, precision)
     flags = ops.with_scales(flags)
+    products = Products(precision != "fp8-forward")
     if mods is None:
-        return torch.ops.fa4.forward_8bit(*inputs, *factors, *flags, *sources)
-    return torch.ops.fa4.forward_8bit_with_mods(*inputs, *factors, *mods, *flags, *sources)
+        return torch.ops.fa4.forward_8bit(*inputs, *factors, *flags, *sources, *products)
+    return torch.ops.fa4.forward_8bit_with_mods(*inputs, *factors, *mods, *flags, *sources, *products)
 
 
 def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, Descales]:
@@ -250,7 +269,7 @@ def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, D
     rows_q, rows_k = (cu_seqlens_q, seqused_q), (cu_seqlens_k, seqused_k)
     if q.dtype == torch.float16:  # rounded to e4m3, larger numbers would be inf in float16
         q, k, v = (x.where(x.isinf(), x.clamp(-_LARGEST_IN_FLOAT16, _LARGEST_IN_FLOAT16)) for x in (q, k, v))
-    if precision == "fp8":
+    if precision != "mxfp8":
         heads = k.shape[-2]
         (q, sq), (k, sk), (v, sv) = (
             recipes.quantized(x, "head", heads, "head_dim", *rows, power_of_two=True)
@@ -270,7 +289,7 @@ def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, D
 def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tuple) -> None:
     """Raise unless q, k and v have the dtypes of a call with this precision, and may be differentiated if they must."""
     if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}, expected None, 'fp8' or 'mxfp8'")
+        raise ValueError(f"precision is {precision!r}, expected None, 'fp8', 'fp8-forward' or 'mxfp8'")
     for name, x in zip(Descales._fields, descales):
         if x is not None and precision is not None:
             raise ValueError(f"{name} is given with precision {precision!r}, expected None: scales are computed")

@@ -307,7 +307,7 @@ EIGHT_BITS = Model(
 TRAINING_IN_EIGHT_BITS = Model(
     "training in eight bits",
     dict(
-        precision=("fp8", "mxfp8"),
+        precision=("fp8", "fp8-forward", "mxfp8"),
         form=("dense", "packed"),
         dtype=("bfloat16", "float16"),
         head_dim=("64", "96", "128", "odd", "256"),

@@ -9,7 +9,7 @@ from fa4.oracle.cases import CASES, Case, assert_right, judge_backward, judge_fo
 from fa4.torch_ops import low_precision, recipes
 from tests.small import SMALL
 
-PRECISIONS = ("fp8", "mxfp8")
+PRECISIONS = low_precision.PRECISIONS
 NAMES = (
     *("gqa", "window_both_sides", "softcap", "sink_gqa_window", "varlen_with_empty", "seqused", "seqused_keys_only"),
     *("packed_rows_past_the_end", "head_dim_v_smaller", "no_keys", "no_queries", "fp16", "head_dim_40_padded"),

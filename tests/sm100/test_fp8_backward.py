@@ -146,3 +146,13 @@ def test_other_calls_have_a_16bit_backward(changes, seed, monkeypatch):
     with emulate("sm_100a", sms=2, seed=seed):
         fa4.flash_attn_func(q, k, v, precision="fp8", **options).sum().backward()
     assert found == [None] and q.grad.isfinite().all()
+
+
+def test_a_16bit_backward_can_be_asked_for(seed, monkeypatch):
+    found = []
+    monkeypatch.setattr(low_precision, "native_backward", lambda *given: found.append(given))
+    q, k, v = (torch.randn(1, 40, 2, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    with emulate("sm_100a", sms=2, seed=seed):
+        assert "e4m3" in str(fa4.explain(q, k, v, precision="fp8-forward"))
+        fa4.flash_attn_func(q, k, v, precision="fp8-forward").sum().backward()
+    assert not found and q.grad.isfinite().all()
