@@ -104,7 +104,13 @@ def _run_attention(problem: AheadProblem) -> None:
     mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
     if problem.spec.operands is not None:
         eight_bits = {name: getattr(inputs, name).to(torch.float8_e4m3fn) for name in "qkv"}
-        low_precision.native(inputs._replace(**eight_bits), low_precision.Descales(), None, flags)
+        inputs, descales, dtype = inputs._replace(**eight_bits), low_precision.Descales(), problem.spec.dtype
+        if flags.needs_backward:
+            out = torch.empty(*inputs.q.shape[:-1], problem.spec.head_dim_v, dtype=dtype)
+            lse = torch.empty(inputs.batch, problem.spec.heads_q, inputs.max_seqlen_q)
+            low_precision.native_backward(Saved(out, lse, torch.zeros_like(out)), inputs, mods, flags, descales)
+        else:
+            low_precision.native(inputs, descales, mods, flags, dtype)
         return
     if problem.spec.cache is not None:
         inputs, cache = _with_cache(inputs, problem)

@@ -225,7 +225,9 @@ WRONG = {
     "axes": (dict(q=Q[0]), ValueError, r"q has 3 dimensions, shape \(20, 4, 32\), expected 4"),
     "head_dim": (dict(k=K[..., :16]), ValueError, r"k has shape \(2, 50, 2, 16\), expected \(2, \*, \*, 32\)"),
     "last axis": (dict(q=eight(2, 20, 4, 64)[..., ::2]), ValueError, "q has stride 2 on its last axis, expected 1"),
-    "precision": (dict(precision="fp4"), ValueError, "precision is 'fp4', expected None, 'fp8', 'fp8-forward' or 'mxfp8'"),
+    "precision": (
+        dict(precision="fp4"), ValueError, "precision is 'fp4', expected None, 'fp8', 'fp8-forward' or 'mxfp8'"
+    ),
     "precision of 8 bits": (
         dict(precision="fp8"), TypeError,
         "q has dtype torch.float8_e4m3fn, expected torch.float16 or torch.bfloat16 for precision 'fp8'",

@@ -10,6 +10,7 @@ import fa4
 from bench import static
 from fa4.api import ahead
 from fa4.emulator import emulate
+from fa4.mods.ir.record import ModSpec
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_by_number, emulating
@@ -76,10 +77,19 @@ def test_strides_orders_and_repeats_change_no_bit(seed):
         assert all(torch.equal(x, y) for x, y in zip(results[0], other))
 
 
-def test_what_is_recorded_is_compiled(tmp_path):
-    spec = replace(SPEC, head_dim=64, head_dim_v=64)
+@pytest.mark.parametrize(
+    "changes, names",
+    [
+        (dict(), {"sm100.forward"}),
+        (dict(mods=ModSpec(dropout=True), varlen=True), {"sm100.forward", "idle_rows"}),
+        (dict(needs_backward=True, deterministic=True, dtype=torch.float16), {"sm100.backward"}),
+    ],
+    ids=["forward", "dropout", "backward"],
+)
+def test_what_is_recorded_is_compiled(changes, names, tmp_path):
+    spec = replace(SPEC, head_dim=64, head_dim_v=64, **changes)
     problem = ahead.AheadProblem(100, spec, ProblemSize(1, 300, 300))
-    assert {key[0] for _, key in ahead.compile_into(tmp_path, problem)} == {"sm100.forward"}
+    assert {key[0] for _, key in ahead.compile_into(tmp_path, problem)} == names
 
 
 @pytest.mark.rotates(2)
