@@ -108,7 +108,7 @@ def _run_attention(problem: AheadProblem) -> None:
         if flags.needs_backward:
             out = torch.empty(*inputs.q.shape[:-1], problem.spec.head_dim_v, dtype=dtype)
             lse = torch.empty(inputs.batch, problem.spec.heads_q, inputs.max_seqlen_q)
-            low_precision.native_backward(Saved(out, lse, torch.zeros_like(out)), inputs, mods, flags, descales)
+            low_precision.native_backward(Saved(out, lse, torch.zeros_like(out)), inputs, flags, descales)
         else:
             low_precision.native(inputs, descales, mods, flags, dtype)
         return

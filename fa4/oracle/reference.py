@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..runtime.sequences import Sequence as BatchSequence
 from ..runtime.sequences import sequences
-from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, compute_dtype, ds_dtype
+from ..runtime.spec import P_EXPONENT, AttentionInputs, AttentionSpec, Gradients, compute_dtype, ds_dtype
 
 
 def mask(spec: AttentionSpec, seqlen_q: int, seqlen_k: int, device: torch.device | None = None) -> Tensor:
@@ -350,7 +350,8 @@ def backward_with_captured(
         elif math.is_8bit and ds_factors is not None:
             factor = ds_factors[seq.index].to(math.dtype)[:, None, None]
             of_8bit = (dx * factor).clamp(ds_limits.min, ds_limits.max).to(ds_dtype(inputs.max_seqlen_k))
-            dx, dropped = of_8bit.to(math.dtype) / factor, (dropped * 256).to(math.operand).to(math.dtype) / 256
+            dx, of_p = of_8bit.to(math.dtype) / factor, 2**P_EXPONENT
+            dropped = (dropped * of_p).to(math.operand).to(math.dtype) / of_p
 
         def per_kv_head(x: Tensor) -> Tensor:
             """Reshape (heads_q, rows, n) to (heads_kv, group * rows, n): one sum over the group, as in kernels."""

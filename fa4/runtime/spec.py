@@ -364,10 +364,15 @@ class Saved(NamedTuple):
     dlse: Tensor | None = None
 
 
+P_EXPONENT = 8  # of P in the e4m3 of a backward: its largest number is 2^8
+MOST_KEYS_OF_E4M3 = 8192
+MOST_KEYS_OF_8BIT_P = 16384  # P of a row of equal weights is then a normal number of e4m3
+
+
 def ds_dtype(max_seqlen_k: int) -> torch.dtype:
     """Return the 8-bit type of dS in a backward of so many keys. Of many keys P is small: e4m3 would have too few
     numbers for it, and e5m2 has two bits of significand."""
-    return torch.float8_e4m3fn if max_seqlen_k <= 8192 else torch.float8_e5m2
+    return torch.float8_e4m3fn if max_seqlen_k <= MOST_KEYS_OF_E4M3 else torch.float8_e5m2
 
 
 class GradientOperands(NamedTuple):

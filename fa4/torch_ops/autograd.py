@@ -99,7 +99,7 @@ def autograd_rule(
     return setup_context, backward
 
 
-def _second_derivative(ctx: Any, *grads: Any) -> None:
+def second_derivative(ctx: Any, *grads: Any) -> None:
     raise NotImplementedError(
         "fa4 attention has first derivatives only, and one of its gradients was differentiated (create_graph=True); "
         "for second derivatives use torch's scaled_dot_product_attention with SDPBackend.MATH"
@@ -109,7 +109,7 @@ def _second_derivative(ctx: Any, *grads: Any) -> None:
 for _suffix, _records in (("", ops.FORWARD), ("_with_mods", ops.FORWARD_WITH_MODS)):
     _setup, _rule = autograd_rule(_records)
     torch.library.register_autograd(f"fa4::forward{_suffix}", _rule, setup_context=_setup, lib=ops.library)
-    torch.library.register_autograd(f"fa4::backward{_suffix}", _second_derivative, lib=ops.library)
+    torch.library.register_autograd(f"fa4::backward{_suffix}", second_derivative, lib=ops.library)
 _setup_context, _backward = autograd_rule(ops.FORWARD)
 
 
@@ -159,7 +159,7 @@ class _Backward(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         pass
 
-    backward = staticmethod(_second_derivative)
+    backward = staticmethod(second_derivative)
 
     @staticmethod
     def vmap(info, in_dims, *arguments):

@@ -1,5 +1,5 @@
 """Attention on e4m3 tensors, and training that rounds 16-bit tensors to e4m3: operators `fa4::forward_8bit`,
-`fa4::forward_8bit_with_mods`, and the checks of such calls.
+`fa4::forward_8bit_with_mods`, `fa4::backward_8bit`, and the checks of such calls.
 
 Calls of these tensors go through torch's dispatcher; those of 16 bits have a shorter way, see `calls`.
 """
@@ -17,6 +17,8 @@ from ..mods.ir.record import Mods
 from ..runtime import dispatch, torch_internals
 from ..runtime.device import chip_of
 from ..runtime.spec import (
+    MOST_KEYS_OF_8BIT_P,
+    P_EXPONENT,
     PACKED,
     AttentionInputs,
     AttentionSpec,
@@ -37,7 +39,6 @@ from .signature import Signature, routes
 
 PRECISIONS = ("fp8", "fp8-forward", "mxfp8")
 _TRAINED = (torch.float16, torch.bfloat16)
-_WEIGHT_EXPONENT = 8  # see `spec.GradientOperands`
 _LARGEST_IN_FLOAT16 = 240.0 * 2**8  # e4m3 times a power of two
 
 
@@ -67,6 +68,7 @@ class Products(NamedTuple):
 FORWARD: ops.Records = {
     "inputs": AttentionInputs, "descales": Descales, "flags": Flags, "sources": Sources, "products": Products,
 }  # fmt: skip
+BACKWARD: ops.Records = {"saved": Saved, "inputs": AttentionInputs, "descales": Descales, "flags": Flags}
 FORWARD_WITH_MODS: ops.Records = {
     "inputs": AttentionInputs, "descales": Descales, "mods": Mods, "flags": Flags, "sources": Sources,
     "products": Products,
@@ -170,17 +172,30 @@ def _backward(
     """
     *descales, in_backward = others
     factors = Descales(*descales)
-    grads = native_backward(saved, inputs, mods, flags, factors) if in_backward else None
-    if grads is not None:
-        return grads, []
-    return ops.backward(saved, dequantized(inputs, factors, saved.out.dtype), mods, flags)
+    if mods is not None or not in_backward:
+        return ops.backward(saved, dequantized(inputs, factors, saved.out.dtype), mods, flags)
+    dq, dk, dv, dsink = torch.ops.fa4.backward_8bit(*saved, *inputs, *factors, *flags)
+    return Gradients(dq, dk, dv, None if inputs.sink is None else dsink), []
 
 
-def native_backward(
-    saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, descales: Descales
-) -> Gradients | None:
+def _backward_8bit(saved: Saved, inputs: AttentionInputs, descales: Descales, flags: Flags) -> tuple[Tensor, ...]:
+    grads = native_backward(saved, inputs, flags, descales)
+    if grads is None:
+        inputs = dequantized(inputs, descales, saved.out.dtype)
+        grads, _ = ops.route(inputs, flags).backward(inputs, saved)
+    dq, dk, dv, dsink = grads
+    return dq, dk, dv, saved.out.new_empty(0) if dsink is None else dsink
+
+
+def _fake_backward_8bit(saved: Saved, inputs: AttentionInputs, **_: Any) -> tuple[Tensor, ...]:
+    q, k, v, sink = inputs[:4]
+    grads = (x.new_empty(x.shape, dtype=saved.out.dtype) for x in (q, k, v))
+    return *grads, saved.out.new_empty(0) if sink is None else sink.new_empty(sink.shape)
+
+
+def native_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, descales: Descales) -> Gradients | None:
     """Return the gradients of a kernel that multiplies 8-bit numbers; None if no kernel serves the call."""
-    if mods is not None or not are_of_heads(inputs, descales):
+    if inputs.max_seqlen_k > MOST_KEYS_OF_8BIT_P or not are_of_heads(inputs, descales):
         return None
     flags, dtype = flags.resolved()._replace(needs_backward=True), saved.out.dtype
     signature = Signature.of("8-bit backward", inputs.tensors, (flags, inputs.extent, dtype))
@@ -193,34 +208,53 @@ def native_backward(
         routes.keep(signature, backward)
     if not backward:
         return None
-    dout, operands = gradient_operands(saved.dout, inputs, descales)
+    dout, operands = gradient_operands(saved, inputs, descales)
     return backward(inputs, saved._replace(dout=dout), None, (), operands)
 
 
-def gradient_operands(dout: Tensor, inputs: AttentionInputs, descales: Descales) -> tuple[Tensor, GradientOperands]:
+def gradient_operands(saved: Saved, inputs: AttentionInputs, descales: Descales) -> tuple[Tensor, GradientOperands]:
     """Round dO to e4m3, with a power of two for each sequence and key/value head. Return its values in 16 bits, which D
     must be of, and the operands of a kernel.
 
-    dS has a factor that keeps it in the range of its type, whose largest number is eight times the root mean square of
-    dP. P is at most 1, so only an outlier in dP is cut off."""
-    heads = inputs.k.shape[-2]
-    batch, columns, v = dout.shape[0], dout.shape[-1], inputs.v
+    dS has a factor that keeps it in the range of its type, whose largest number is eight times what dP - D + dlse is
+    usually of the row with the largest dO: its norm times the root mean square of v, and the largest dlse. P is at most
+    1, so only an outlier in dP of a row with few keys is cut off."""
+    heads, dout, v = inputs.k.shape[-2], saved.dout, inputs.v
+    if dout.dtype == torch.float16:
+        dout = _in_range_of_float16(dout)
     dout8, of_dout = recipes.quantized(dout, "head", heads, "head_dim", None, None, power_of_two=True)
     of_q, of_k, of_v = _of_heads(inputs, descales)
-    squares = (x.float().unflatten(-2, (heads, -1)).square().mean((0, 1, 3, 4)) for x in (dout8, v))
-    usual = (next(squares) * next(squares) * columns).sqrt().clamp(min=1e-20)
-    largest = torch.finfo(ds_dtype(inputs.max_seqlen_k)).max
-    factor = torch.exp2(torch.log2(largest / 8 / usual).round() - _WEIGHT_EXPONENT).expand(batch, heads)
-    of_dp = (of_dout * of_v).clamp(min=1e-30)
-    of_ds = of_dp / (2**_WEIGHT_EXPONENT * factor)
-    factors = of_q * of_k, factor, factor / of_dp, of_dout / 2**_WEIGHT_EXPONENT, of_q * of_ds, of_k * of_ds
+    of_dp = of_dout * of_v
+    of_dp = torch.where(of_dp == 0, 1.0, of_dp)
+    largest_row = dout8.float().square().sum(-1).unflatten(-1, (heads, -1)).amax((1, 3)).sqrt()
+    usual = largest_row * v.float().square().mean((1, 3)).sqrt()
+    if saved.dlse is not None:
+        usual = usual + saved.dlse.abs().unflatten(1, (heads, -1)).amax((2, 3)) / of_dp
+    limit = torch.finfo(ds_dtype(inputs.max_seqlen_k)).max / 8
+    factor = torch.exp2(torch.log2(limit / usual.clamp(min=1e-20)).round() - P_EXPONENT)
+    of_ds = of_dp / (2**P_EXPONENT * factor)
+    factors = of_q * of_k, factor, factor / of_dp, of_dout / 2**P_EXPONENT, of_q * of_ds, of_k * of_ds
     return recipes.dequantized(dout8, of_dout, dout.dtype), GradientOperands(dout8, torch.stack(factors))
+
+
+def _in_range_of_float16(x: Tensor) -> Tensor:
+    """Keep what is finite from becoming inf in float16, when it has been rounded to e4m3."""
+    return x.where(x.isinf(), x.clamp(-_LARGEST_IN_FLOAT16, _LARGEST_IN_FLOAT16))
 
 
 def _flops(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None, **_: Any) -> int:
     return flops.forward(inputs, flags, mods)
 
 
+def _flops_of_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, **_: Any) -> int:
+    return flops.backward(saved, inputs, flags)
+
+
+ops.define(
+    "backward_8bit", BACKWARD, "Tensor dq, Tensor dk, Tensor dv, Tensor dsink", _backward_8bit, _fake_backward_8bit
+)
+ops.register_flops("backward_8bit", BACKWARD, _flops_of_backward)
+torch.library.register_autograd("fa4::backward_8bit", autograd.second_derivative, lib=ops.library)
 for _suffix, _records in (("", FORWARD), ("_with_mods", FORWARD_WITH_MODS)):
     ops.define(f"forward_8bit{_suffix}", _records, "Tensor out, Tensor lse", _forward, _fake_forward)
     ops.register_flops(f"forward_8bit{_suffix}", _records, _flops)
@@ -268,7 +302,7 @@ def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, D
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *bounds = inputs
     rows_q, rows_k = (cu_seqlens_q, seqused_q), (cu_seqlens_k, seqused_k)
     if q.dtype == torch.float16:  # rounded to e4m3, larger numbers would be inf in float16
-        q, k, v = (x.where(x.isinf(), x.clamp(-_LARGEST_IN_FLOAT16, _LARGEST_IN_FLOAT16)) for x in (q, k, v))
+        q, k, v = (_in_range_of_float16(x) for x in (q, k, v))
     if precision != "mxfp8":
         heads = k.shape[-2]
         (q, sq), (k, sk), (v, sv) = (

@@ -14,10 +14,10 @@ from torch import Tensor
 import fa4
 from fa4.oracle import reference
 from fa4.runtime.device import chip_of
-from fa4.runtime.spec import Operands
+from fa4.runtime.spec import P_EXPONENT, Operands, Saved
 from fa4.torch_ops import low_precision
 from tests.covering import calls, layouts
-from tests.covering.judge import Judged, judge
+from tests.covering.judge import Judged, defined, judge
 from tests.covering.model import Row
 
 E4M3 = torch.float8_e4m3fn
@@ -126,8 +126,10 @@ class TrainedCall(calls.Call):
         verdict = judge(problem, {name: results[name] for name in outs}, self.functions, self.kept)
         rounding = {name: x for name, x in problem.rounding.items() if name == "largest_p"}
         if self.natives.get("native_backward"):
-            dout, operands = low_precision.gradient_operands(problem.dout, eight, descales)
-            factors = 256 * operands.factors[2].repeat_interleave(problem.spec.group, 1)
+            dlse = defined(problem.dlse, results["lse"]) if self.row["dlse"] == "yes" else None
+            saved = Saved(results["out"], results["lse"], problem.dout, dlse)
+            dout, operands = low_precision.gradient_operands(saved, eight, descales)
+            factors = 2**P_EXPONENT * operands.factors[2].repeat_interleave(problem.spec.group, 1)
             problem, rounding = replace(problem, dout=dout), rounding | dict(ds_factors=factors)
         gradients = {name: x for name, x in results.items() if name != "out"}
         problem = replace(problem, rounding=rounding)

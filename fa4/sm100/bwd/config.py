@@ -21,6 +21,7 @@ from ...bwd.blocks import Placement, RowBlocks
 from ...bwd.launch import BackwardContext
 from ...bwd.variant import BackwardVariant
 from ...pipeline.smem import Tile
+from ...runtime.spec import P_EXPONENT
 from .. import tmem
 from ..mma import Major, SmemOperand, Umma
 from ..tmem import LANES
@@ -30,7 +31,6 @@ HALVES = 2  # compute warpgroups; each takes half of the queries of a step
 CHUNK = 32  # TMEM columns of dQ per bulk addition; head dims are padded to whole chunks
 CHUNK_BYTES = 4 * LANES * CHUNK
 DQ_STAGES = 2
-WEIGHT_EXPONENT = 8  # of P in e4m3, of which the largest is 1: a P below 2^-18 becomes 0
 ROW_STAGES = 2
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
@@ -226,7 +226,7 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
         """Configuration of the kernels before and after the main kernel."""
         transposed = Columns(self.tile_m, self.columns)
         placement = transposed if self.dq_transposed else Chunks(self.tile_m, self.columns, self.ctas)
-        exponent = 0 if self.operands is None else WEIGHT_EXPONENT
+        exponent = 0 if self.operands is None else P_EXPONENT
         semaphores = self.ctas if self.deterministic else 0
         return RowBlocks.of(self, placement, semaphores=semaphores, weight_exponent=exponent)
 
