@@ -149,7 +149,12 @@ def test_what_is_not_predicted_is_refused(arguments):
 
 @pytest.mark.parametrize(
     "suite",
-    ["2026-11-23_predicted_sm_100a_sm100", "2026-11-26_predicted_sm_100a_wide", "2026-11-26_predicted_sm_100a_latents"],
+    [
+        "2026-11-23_predicted_sm_100a_sm100",
+        "2026-11-26_predicted_sm_100a_wide",
+        "2026-11-26_predicted_sm_100a_latents",
+        "2026-11-27_predicted_sm_100a_e4m3",
+    ],
 )
 def test_the_page_shows_the_rows(suite):
     rows = read_rows(ROOT / f"bench/results/{suite}.jsonl")
