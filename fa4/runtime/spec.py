@@ -375,11 +375,23 @@ def ds_dtype(max_seqlen_k: int) -> torch.dtype:
     return torch.float8_e4m3fn if max_seqlen_k <= MOST_KEYS_OF_E4M3 else torch.float8_e5m2
 
 
-class GradientOperands(NamedTuple):
-    """What a backward that multiplies 8-bit numbers reads besides `Saved`, whose dout has the values of this one.
+class GradientFactor(enum.IntEnum):
+    """Index into `GradientOperands.factors`. The kernel's dS is 2^8 P (DP dP - DELTA delta), of which dP is the sum of
+    8-bit products. SCORES: of scores. DV, DK, DQ: of the sums of dV, dK and dQ."""
 
-    dout: e4m3 numbers of dO, shaped like it. factors: (6, batch, heads_kv) float32. The kernel's dS is
-    2^8 P (f1 dP - f2 delta), of which dP is the sum of 8-bit products. f0 scores; f3, f4, f5: sums of dV, dK and dQ.
+    SCORES = 0
+    DP = 1
+    DELTA = 2
+    DV = 3
+    DK = 4
+    DQ = 5
+
+
+class GradientOperands(NamedTuple):
+    """What a backward that multiplies 8-bit numbers reads besides `Saved`.
+
+    dout: e4m3 numbers of dO, shaped like it; times their scales they are `Saved.dout`. factors: (6, batch, heads_kv)
+    float32, by `GradientFactor`.
     """
 
     dout: Tensor

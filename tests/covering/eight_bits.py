@@ -14,7 +14,7 @@ from torch import Tensor
 import fa4
 from fa4.oracle import reference
 from fa4.runtime.device import chip_of
-from fa4.runtime.spec import P_EXPONENT, Operands, Saved
+from fa4.runtime.spec import P_EXPONENT, GradientFactor, Operands, Saved
 from fa4.torch_ops import low_precision
 from tests.covering import calls, layouts
 from tests.covering.judge import Judged, defined, judge
@@ -129,7 +129,7 @@ class TrainedCall(calls.Call):
             dlse = defined(problem.dlse, results["lse"]) if self.row["dlse"] == "yes" else None
             saved = Saved(results["out"], results["lse"], problem.dout, dlse)
             dout, operands = low_precision.gradient_operands(saved, eight, descales)
-            factors = 2**P_EXPONENT * operands.factors[2].repeat_interleave(problem.spec.group, 1)
+            factors = 2**P_EXPONENT * operands.factors[GradientFactor.DELTA].repeat_interleave(problem.spec.group, 1)
             problem, rounding = replace(problem, dout=dout), rounding | dict(ds_factors=factors)
         gradients = {name: x for name, x in results.items() if name != "out"}
         problem = replace(problem, rounding=rounding)

@@ -21,6 +21,7 @@ from fa4.runtime.spec import (
     AttentionInputs,
     AttentionSpec,
     Flags,
+    GradientFactor,
     Gradients,
     Operands,
     ProblemSize,
@@ -60,7 +61,7 @@ def trained(case, seed, has_dlse=True):
     eight, descales = low_precision.rounded(problem.inputs, "fp8")
     inputs = low_precision.dequantized(eight, descales, torch.float32)
     dout, operands = low_precision.gradient_operands(saved_of(problem, has_dlse), eight, descales)
-    factors = 2**P_EXPONENT * operands.factors[2].repeat_interleave(problem.spec.group, 1)
+    factors = 2**P_EXPONENT * operands.factors[GradientFactor.DELTA].repeat_interleave(problem.spec.group, 1)
     spec = replace(problem.spec, operands=Operands.E4M3)
     exact = replace(problem, inputs=inputs, spec=spec, dout=dout, rounding=dict(ds_factors=factors))
     return problem, exact

@@ -13,6 +13,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from ...core.rows import first_row_block
 from ...core.sequence import extent, sequence_matrix
 from ...core.vec_io import load_floats, pack_half, store_vec
+from ...runtime.spec import GradientFactor
 from ..blocks import THREADS, Placement, RowBlocks, RowTensors
 
 VECTOR = 8
@@ -41,7 +42,7 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
         dq = sequence_matrix(args.dq, head, batch, query_rows, cfg.varlen)
         placement, thread, scale = cfg.placement, cute.arch.thread_idx()[0], args.scale
         if const_expr(cfg.operands is not None):
-            scale = scale * args.factors[5, batch, head * cfg.packed // cfg.group]
+            scale = scale * args.factors[GradientFactor.DQ, batch, head * cfg.packed // cfg.group]
         chunk = 32 * placement.rows  # columns per iteration
         threads_per_row = chunk // VECTOR
         within = thread % threads_per_row * VECTOR

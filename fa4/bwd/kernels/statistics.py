@@ -15,6 +15,7 @@ from ...core.rows import first_row_block
 from ...core.sequence import extent, sequence_matrix
 from ...core.softmax import LOG2_E
 from ...core.vec_io import load_halves, store_vec
+from ...runtime.spec import GradientFactor
 from ..blocks import THREADS, RowBlocks, RowTensors
 from ..device.ranks import rank_key_blocks
 
@@ -89,7 +90,7 @@ def delta_factor(args: RowTensors, cfg: RowBlocks, batch: Int32, head: Int32) ->
     """Factor of delta beside 2^e P."""
     if cfg.operands is None:
         return Float32(2.0**-cfg.weight_exponent)
-    return args.factors[2, batch, head * cfg.packed // cfg.group]
+    return args.factors[GradientFactor.DELTA, batch, head * cfg.packed // cfg.group]
 
 
 @cute.jit

@@ -16,6 +16,7 @@ from ...pipeline.cursor import consume
 from ...pipeline.ends import Ends
 from ...pipeline.smem import store_row
 from ...pipeline.tma import tma_store
+from ...runtime.spec import GradientFactor
 from .. import tmem
 from .config import CHUNK, TILE_N, Sm100BackwardContext
 from .work import Sm100BackwardWork
@@ -30,17 +31,17 @@ def store_gradients(context: Sm100BackwardContext, ends: Ends, work: Sm100Backwa
     if warp < 4:
         if work.steps > 0:
             consume(ends.mma_compute_dV).wait()
-        scale = factor(context, work, 3)
+        scale = factor(context, work, GradientFactor.DV)
         store_gradient(context, work, "V", "dv", context.tmem.dV, context.cfg.columns_v, scale)
     else:
         if work.steps > 0:
             consume(ends.mma_compute_dK).wait()
-        scale = context.args.scale * factor(context, work, 4)
+        scale = context.args.scale * factor(context, work, GradientFactor.DK)
         store_gradient(context, work, "K", "dk", context.tmem.dK, context.cfg.columns, scale)
 
 
-def factor(context: Sm100BackwardContext, work: Sm100BackwardWork, which: int) -> Float32:
-    """One of `spec.GradientOperands`; 1 for 16-bit operands."""
+def factor(context: Sm100BackwardContext, work: Sm100BackwardWork, which: GradientFactor) -> Float32:
+    """Of a gradient's sums; 1 for 16-bit operands."""
     if context.cfg.operands is None:
         return Float32(1.0)
     return Float32(context.args.factors[which, work.batch, work.head_kv])

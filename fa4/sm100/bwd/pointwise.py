@@ -20,6 +20,7 @@ from ...core.mask_bits import apply_mask_unless, mask_bits
 from ...core.scoring import Scoring
 from ...core.vec_io import Packed
 from ...fwd.device.scales import nonzero_descale
+from ...runtime.spec import GradientFactor
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
 from .config import CHUNK, Sm100BackwardSteps
@@ -121,8 +122,8 @@ class Factors(NamedTuple):
         log2, over_cap = args.scale_log2, args.scale_over_cap
         if cfg.operands is None:
             return Factors(log2, over_cap, None)
-        of_scores = nonzero_descale(args.factors[0, batch, head_kv])
-        dp = Float32(args.factors[1, batch, head_kv])
+        of_scores = nonzero_descale(args.factors[GradientFactor.SCORES, batch, head_kv])
+        dp = Float32(args.factors[GradientFactor.DP, batch, head_kv])
         return Factors(log2, over_cap * of_scores, dp) if cfg.has_softcap else Factors(log2 * of_scores, over_cap, dp)
 
 
