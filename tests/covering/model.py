@@ -326,7 +326,11 @@ TRAINING_IN_EIGHT_BITS = Model(
         _no("rows without keys come of lengths here", mask="empty_rows", lengths=("one_query", "few_queries")),
         _no("there is one row", seqused=("keys", "both"), lengths="one_key"),
     ),
-    {"sm80": (), "sm90": (), "sm100": ()},
+    {
+        "sm80": (),
+        "sm90": (_no("no dropout of so wide heads", head_dim="256", head_dim_v="larger", dropout="yes"),),
+        "sm100": (),
+    },
 )
 MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS, TRAINING_IN_EIGHT_BITS)}
 BACKENDS = tuple(CALLS.foreign)  # of kernels

@@ -107,8 +107,8 @@ class StepElements(Constant):
 
 
 class Factors(NamedTuple):
-    """Of a key/value head. scale_log2, scale_over_cap: see `plan.Scalars`, for the operands' numbers. dp: of dP; None
-    for 1."""
+    """Of a key/value head. scale_log2, scale_over_cap: see `bwd.plan.Scalars`, for the operands' numbers. dp: of dP;
+    None for 1."""
 
     scale_log2: Float32
     scale_over_cap: Float32

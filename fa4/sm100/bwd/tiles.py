@@ -76,5 +76,8 @@ DS_TYPES = (
 def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize = MANY) -> Choice[BackwardTiles]:
     """Return the tuned values of a problem on a chip."""
     case = TuningCase(spec, chip, extent)
-    rule, ds = choose(TILES, case), choose(DS_TYPES, case)
-    return Choice(replace(rule.row, wide_ds=ds.row), (rule,) if spec.operands is None else (rule, ds))
+    rule = choose(TILES, case)
+    if spec.operands is None:
+        return Choice(rule.row, (rule,))
+    ds = choose(DS_TYPES, case)
+    return Choice(replace(rule.row, wide_ds=ds.row), (rule, ds))
