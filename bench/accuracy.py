@@ -22,7 +22,7 @@ from torch import Tensor
 import fa4
 from fa4.cli.main import device_named
 from fa4.oracle import reference
-from fa4.runtime.spec import P_EXPONENT, AttentionInputs, AttentionSpec, Flags, GradientFactor, Operands, Saved
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Operands, Saved
 from fa4.torch_ops import low_precision, recipes
 
 from . import machine
@@ -135,9 +135,8 @@ def outcomes_of_8_bits(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> list[Te
     flags = Flags(softmax_scale=HEAD_DIM**-0.5, window_right=0, needs_backward=True)
     spec = replace(AttentionSpec.of(inputs, flags), dtype=torch.bfloat16, operands=Operands.E4M3)
     dout, operands = low_precision.gradient_operands(Saved(dout, dout, dout), eight, descales)
-    factors = 2**P_EXPONENT * operands.factors[GradientFactor.DELTA].repeat_interleave(spec.group, 1)
     out, _ = reference.forward(inputs, spec, precise=False)
-    grads = reference.backward(inputs, spec, dout, precise=False, ds_factors=factors)
+    grads = reference.backward(inputs, spec, dout, precise=False, ds_factors=operands.ds_factors(spec.group))
     return [out, *grads[:3]]
 
 

@@ -27,12 +27,11 @@ def pack_half(low: Float32, high: Float32, dtype: type[cutlass.Numeric]) -> Int3
     return Int32(llvm.bitcast(Int32.mlir_type, halves))
 
 
-def pack_e4m3(values: list[Float32]) -> Int32:
-    """Round four floats to e4m3 and pack them, the first in the lowest byte."""
-    return _pack_bytes(values, "e4m3")
-
-
-def _pack_bytes(values: list[Float32], name: str) -> Int32:
+def pack_word(values: list[Float32], dtype: type[cutlass.Numeric]) -> Int32:
+    """Round two floats to 16 bits, or four to e4m3 or e5m2, and pack them, the first in the lowest bits."""
+    if dtype.width == 16:
+        return pack_half(values[0], values[1], dtype)
+    name = "e4m3" if dtype is cutlass.Float8E4M3FN else "e5m2"
     return cute.arch.inline_ptx(
         f"""{{
         .reg .b16 low, high;
@@ -43,13 +42,6 @@ def _pack_bytes(values: list[Float32], name: str) -> Int32:
         write_only_types=[Int32],
         read_only_args=values,
     )
-
-
-def pack_word(values: list[Float32], dtype: type[cutlass.Numeric]) -> Int32:
-    """Round two floats to 16 bits, or four to e4m3 or e5m2, and pack them, the first in the lowest bits."""
-    if dtype.width == 16:
-        return pack_half(values[0], values[1], dtype)
-    return _pack_bytes(values, "e4m3" if dtype is cutlass.Float8E4M3FN else "e5m2")
 
 
 class Packed:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,16 +74,12 @@ class Package:
     long: int | None = None
 
 
-def _fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+def _fa4(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool, precision: Literal["fp8"] | None = None
+) -> Tensor:
     import fa4
 
-    return fa4.flash_attn_func(q, k, v, causal=causal, deterministic=deterministic)
-
-
-def _fa4_in_8bit_training(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
-    import fa4
-
-    return fa4.flash_attn_func(q, k, v, causal=causal, deterministic=deterministic, precision="fp8")
+    return fa4.flash_attn_func(q, k, v, causal=causal, deterministic=deterministic, precision=precision)
 
 
 def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
@@ -136,7 +132,7 @@ def _with_tiles(problem: Problem, tiles: Any) -> Attend:
     return attend
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def recorded(
     chip: str, package: str, problem: Problem, sms: int, shape: Shape, tiles: Any = None
 ) -> tuple[Record, ...]:
@@ -148,7 +144,7 @@ def recorded(
     generator = torch.Generator().manual_seed(0)
     is_backward = problem.direction == "bwd"
     if is_backward and problem.operands is not None:
-        attend = _fa4_in_8bit_training
+        attend = functools.partial(_fa4, precision="fp8")
     options = {"sms": sms, "checks": Checks(races=False, poison=False), **extra}
 
     def normal(seqlen: int, columns: int) -> Tensor:

@@ -34,6 +34,7 @@ FULL = Condition("no mask bounds", lambda case: case.spec.window_right is None a
 VARYING = Condition("varying lengths", lambda case: case.spec.lengths_vary)
 CACHE = Condition("cache", lambda case: case.spec.cache is not None)
 FP8 = Condition("8-bit keys", lambda case: case.spec.cache is not None and case.spec.cache.has_8bit_kv)
+E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None, "products of 16 bits")
 SHARED = Condition("other kernels on the chip", lambda case: case.chip.shared)
 SCATTERED = Condition("scattered rows", lambda case: case.spec.cache is not None and case.spec.cache.is_scattered)
 

@@ -19,7 +19,7 @@ from ..mods.ir.record import ModSpec
 from . import recording
 from .device import Chip
 from .plan import Plan
-from .spec import AttentionSpec, Feature, ProblemSize
+from .spec import MOST_KEYS_OF_8BIT_P, AttentionSpec, Feature, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature) - {Feature.OPERANDS_8BIT}  # otherwise they are dequantised before
@@ -89,6 +89,7 @@ class Backend:
     limits: tuple[Limit, ...] = ()
     backward: str | None = None  # backend whose plan has the backward; None for this one
     least_queries: int = 1  # with fewer, 8-bit q, k and v are dequantised
+    most_keys: int | None = None  # with more, too
 
     def refusals(self, spec: AttentionSpec, chip: Chip) -> list[str]:
         """Return every reason why this backend cannot serve the problem on `chip`; empty if it can."""
@@ -284,6 +285,7 @@ _SM100_FP8_TRAINING = replace(
     head_dims=HeadDims(multiple=16, largest=128),
     features=_SM90_FP8.features - {Feature.SEQUSED} | {Feature.BACKWARD, Feature.DETERMINISTIC},
     limits=(),
+    most_keys=MOST_KEYS_OF_8BIT_P,
 )
 
 # In order of preference.
@@ -364,10 +366,12 @@ def select(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Backend:
 
 def takes_8bit_operands(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> bool:
     """Return whether a kernel multiplies the 8-bit numbers of a spec with `Feature.OPERANDS_8BIT`, and it pays."""
-    if extent.max_seqlen_k == 0 or spec.softmax_scale < 0:
+    queries, keys = extent.max_seqlen_q, extent.max_seqlen_k
+    if keys == 0 or spec.softmax_scale < 0:
         return False
-    rows = (row for row in BACKENDS if backend in ("auto", row.name) and row.least_queries <= extent.max_seqlen_q)
-    return any(not row.refusals(spec, chip) for row in rows)
+    rows = (row for row in BACKENDS if backend in ("auto", row.name))
+    large = (row for row in rows if row.least_queries <= queries and (row.most_keys is None or keys <= row.most_keys))
+    return any(not row.refusals(spec, chip) for row in large)
 
 
 def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Plan:

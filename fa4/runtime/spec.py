@@ -397,6 +397,10 @@ class GradientOperands(NamedTuple):
     dout: Tensor
     factors: Tensor
 
+    def ds_factors(self, group: int) -> Tensor:
+        """Return the factors of dS when it is rounded, (batch, heads_q). group: query heads per key/value head."""
+        return 2**P_EXPONENT * self.factors[GradientFactor.DELTA].repeat_interleave(group, 1)
+
 
 class Gradients(NamedTuple):
     """Gradients by name: dq, dk, dv have the shapes and dtypes of q, k, v; dsink that of sink, or None."""

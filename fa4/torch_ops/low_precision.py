@@ -17,7 +17,6 @@ from ..mods.ir.record import Mods
 from ..runtime import dispatch, torch_internals
 from ..runtime.device import chip_of
 from ..runtime.spec import (
-    MOST_KEYS_OF_8BIT_P,
     P_EXPONENT,
     PACKED,
     AttentionInputs,
@@ -98,10 +97,12 @@ def native(
 
 
 def native_spec(
-    inputs: AttentionInputs, mods: Mods | None, flags: Flags, dtype: torch.dtype = torch.bfloat16
+    inputs: AttentionInputs, mods: Mods | None, flags: Flags, dtype: torch.dtype, *, is_backward: bool = False
 ) -> AttentionSpec | None:
-    """Return the spec of a call for a kernel that multiplies 8-bit numbers; None if no kernel serves it."""
-    flags = flags.resolved()._replace(needs_backward=False, deterministic=False)
+    """Return the spec of a forward, or of a backward, for a kernel that multiplies 8-bit numbers; None if no kernel
+    serves it."""
+    flags = flags.resolved()
+    flags = flags._replace(needs_backward=is_backward, deterministic=is_backward and flags.deterministic)
     spec = replace(AttentionSpec.of(inputs, flags, mods), dtype=dtype, operands=Operands.E4M3)
     is_taken = dispatch.takes_8bit_operands(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
     return spec if is_taken else None
@@ -195,16 +196,16 @@ def _fake_backward_8bit(saved: Saved, inputs: AttentionInputs, **_: Any) -> tupl
 
 def native_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, descales: Descales) -> Gradients | None:
     """Return the gradients of a kernel that multiplies 8-bit numbers; None if no kernel serves the call."""
-    if inputs.max_seqlen_k > MOST_KEYS_OF_8BIT_P or not are_of_heads(inputs, descales):
+    if not are_of_heads(inputs, descales):
         return None
-    flags, dtype = flags.resolved()._replace(needs_backward=True), saved.out.dtype
+    flags, dtype = flags.resolved(), saved.out.dtype
     signature = Signature.of("8-bit backward", inputs.tensors, (flags, inputs.extent, dtype))
     backward = routes.find(signature)
     if backward is None:
-        backward, chip = False, chip_of(inputs.q.device)
-        spec = replace(AttentionSpec.of(inputs, flags), dtype=dtype, operands=Operands.E4M3)
-        if dispatch.takes_8bit_operands(spec, inputs.extent, chip, flags.backend):
-            backward = run.BackwardExecutor(inputs, spec, dispatch.plan(spec, inputs.extent, chip, flags.backend))
+        backward, spec = False, native_spec(inputs, None, flags, dtype, is_backward=True)
+        if spec is not None:
+            plan = dispatch.plan(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
+            backward = run.BackwardExecutor(inputs, spec, plan)
         routes.keep(signature, backward)
     if not backward:
         return None

@@ -3,10 +3,8 @@ the oracle on the numbers that 8-bit tensors stand for."""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -14,13 +12,13 @@ from torch import Tensor
 import fa4
 from fa4.oracle import reference
 from fa4.runtime.device import chip_of
-from fa4.runtime.spec import P_EXPONENT, GradientFactor, Operands, Saved
+from fa4.runtime.spec import Operands, Saved
 from fa4.torch_ops import low_precision
 from tests.covering import calls, layouts
 from tests.covering.judge import Judged, defined, judge
 from tests.covering.model import Row
+from tests.fp8.heads import E4M3, noting_kernels
 
-E4M3 = torch.float8_e4m3fn
 _AS_CALL = dict(dtype="bfloat16", captured="fixed", direction="inference", deterministic="no", dlse="no")
 
 
@@ -34,20 +32,16 @@ class EightBitCall(calls.Call):
     chip: int = 0
 
     def run(self, backend: str = "auto") -> dict[str, Tensor]:
-        i, native = self.problem.inputs, low_precision.native
+        i = self.problem.inputs
         self.chip = chip_of(self.tensors["q"].device).number
         given = calls.given(self) | self.extra | self.tensors | dict(seqused_k=i.seqused_k, backend=backend)
         if i.varlen:
             given |= dict(cu_seqlens_q=i.cu_seqlens_q, cu_seqlens_k=i.cu_seqlens_k)
 
-        def noted(*arguments: Any) -> Any:
-            found = native(*arguments)
-            self.is_multiplied = found is not None
-            return found
-
         function: Any = fa4.flash_attn_varlen_func if i.varlen else fa4.flash_attn_func
-        with torch.no_grad(), mock.patch.object(low_precision, "native", noted):
+        with torch.no_grad(), noting_kernels() as taken:
             out, lse = function(**given, return_lse=True)
+        self.is_multiplied = taken.get("native", False)
         return {"out": out, "lse": lse}
 
     def judged(self, results: dict[str, Tensor]) -> list[Judged]:
@@ -98,21 +92,8 @@ class TrainedCall(calls.Call):
     chip: int = 0
 
     def run(self, backend: str = "auto") -> dict[str, Tensor]:
-        self.chip, kernels = chip_of(self.problem.inputs.q.device).number, ("native", "native_backward")
-
-        def noting(name: str) -> Any:
-            native = getattr(low_precision, name)
-
-            def noted(*arguments: Any) -> Any:
-                found = native(*arguments)
-                self.natives[name] = found is not None
-                return found
-
-            return mock.patch.object(low_precision, name, noted)
-
-        with contextlib.ExitStack() as stack:
-            for name in kernels:
-                stack.enter_context(noting(name))
+        self.chip = chip_of(self.problem.inputs.q.device).number
+        with noting_kernels() as self.natives:
             return super().run(backend)
 
     def judged(self, results: dict[str, Tensor]) -> list[Judged]:
@@ -129,8 +110,8 @@ class TrainedCall(calls.Call):
             dlse = defined(problem.dlse, results["lse"]) if self.row["dlse"] == "yes" else None
             saved = Saved(results["out"], results["lse"], problem.dout, dlse)
             dout, operands = low_precision.gradient_operands(saved, eight, descales)
-            factors = 2**P_EXPONENT * operands.factors[GradientFactor.DELTA].repeat_interleave(problem.spec.group, 1)
-            problem, rounding = replace(problem, dout=dout), rounding | dict(ds_factors=factors)
+            problem = replace(problem, dout=dout)
+            rounding |= dict(ds_factors=operands.ds_factors(problem.spec.group))
         gradients = {name: x for name, x in results.items() if name != "out"}
         problem = replace(problem, rounding=rounding)
         has_dlse = self.row["dlse"] == "yes"

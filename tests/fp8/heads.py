@@ -1,12 +1,19 @@
 """Calls on e4m3 tensors with a factor of each sequence and head, which kernels multiply as such: cases and judge."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import torch
 
+import fa4
 from fa4.oracle import cases, reference
 from fa4.oracle.cases import Case
+from fa4.runtime.device import emulating
 from fa4.runtime.spec import Operands
+from fa4.torch_ops import low_precision
 
 E4M3 = torch.float8_e4m3fn
 _SMALL = dict(seqlen_q=300, head_dim=64, batch=2)
@@ -62,3 +69,30 @@ def judged(problem, out, lse):
 
     results = {"out": out, "lse": lse}
     return cases.judge_by_draws(results, references, problem, (), cases.roundings(problem))
+
+
+@contextlib.contextmanager
+def noting_kernels() -> Iterator[dict[str, bool]]:
+    """Whether kernels multiplied 8-bit numbers, of the last forward ("native") and backward ("native_backward")."""
+    taken: dict[str, bool] = {}
+
+    def noting(name: str) -> Any:
+        native = getattr(low_precision, name)
+
+        def noted(*arguments: Any) -> Any:
+            found = native(*arguments)
+            taken[name] = found is not None
+            return found
+
+        return mock.patch.object(low_precision, name, noted)
+
+    with noting("native"), noting("native_backward"):
+        yield taken
+
+
+def explained(chip, changes):
+    """What a call of e4m3 tensors gets on a chip. changes: of its arguments; q, k and v by their shapes."""
+    arguments = dict(q=(2, 300, 4, 64), k=(2, 300, 4, 64), v=(2, 300, 4, 64)) | changes
+    arguments |= {name: torch.empty(arguments[name], dtype=E4M3) for name in "qkv"}
+    with emulating(chip):
+        return fa4.explain(**arguments)

@@ -6,20 +6,19 @@ import pytest
 import torch
 from warpcheck.machine import SCHEDULES
 
-import fa4
 from bench import static
 from fa4.api import ahead
 from fa4.emulator import emulate
 from fa4.mods.ir.record import ModSpec
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
-from fa4.runtime.device import chip_by_number, emulating
+from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
 from fa4.sm100.fwd import plan as plans
 from fa4.sm100.fwd.kernel import channels, smem_map
 from fa4.sm100.fwd.plan import Sm100Forward
 from fa4.sm100.fwd.tiles import tiles_for
-from tests.fp8.heads import CASES, E4M3, judged, of_heads
+from tests.fp8.heads import CASES, E4M3, explained, judged, of_heads
 from tests.machine_code import machine_code
 
 CHIP = chip_by_number(100)
@@ -135,8 +134,5 @@ def test_every_head_dim_fits_the_chip():
 )
 def test_what_it_takes(changes, is_taken):
     """Other calls are dequantised."""
-    arguments = dict(q=(2, 300, 4, 64), k=(2, 300, 4, 64), v=(2, 300, 4, 64)) | changes
-    arguments |= {name: torch.empty(arguments[name], dtype=E4M3) for name in "qkv"}
-    with emulating(CHIP):
-        explained = fa4.explain(**arguments)
-    assert (explained.spec.operands is Operands.E4M3) == is_taken, str(explained)
+    found = explained(CHIP, changes)
+    assert (found.spec.operands is Operands.E4M3) == is_taken, str(found)

@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
@@ -17,11 +16,9 @@ from fa4.oracle import cases, reference
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_by_number, emulating
 from fa4.runtime.spec import (
-    P_EXPONENT,
     AttentionInputs,
     AttentionSpec,
     Flags,
-    GradientFactor,
     Gradients,
     Operands,
     ProblemSize,
@@ -31,9 +28,9 @@ from fa4.runtime.spec import (
 from fa4.sm100.bwd.kernel import channels, smem_map
 from fa4.sm100.bwd.plan import Sm100Backward
 from fa4.torch_ops import low_precision
+from tests.fp8.heads import E4M3, noting_kernels
 from tests.machine_code import machine_kernels
 
-E4M3 = torch.float8_e4m3fn
 CHIP = chip_by_number(100)
 SPEC = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1, needs_backward=True, operands=Operands.E4M3)
 CASES = (
@@ -61,28 +58,24 @@ def trained(case, seed, has_dlse=True):
     eight, descales = low_precision.rounded(problem.inputs, "fp8")
     inputs = low_precision.dequantized(eight, descales, torch.float32)
     dout, operands = low_precision.gradient_operands(saved_of(problem, has_dlse), eight, descales)
-    factors = 2**P_EXPONENT * operands.factors[GradientFactor.DELTA].repeat_interleave(problem.spec.group, 1)
-    spec = replace(problem.spec, operands=Operands.E4M3)
-    exact = replace(problem, inputs=inputs, spec=spec, dout=dout, rounding=dict(ds_factors=factors))
+    spec, rounding = (
+        replace(problem.spec, operands=Operands.E4M3),
+        dict(ds_factors=operands.ds_factors(problem.spec.group)),
+    )
+    exact = replace(problem, inputs=inputs, spec=spec, dout=dout, rounding=rounding)
     return problem, exact
 
 
 def gradients(problem, seed, has_dlse=True):
     """Of a call, from a kernel of 8 bits."""
-    found, native = [], low_precision.native_backward
-
-    def noted(*given):
-        found.append(native(*given))
-        return found[-1]
-
     leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
     chip = emulate("sm_100a", sms=4, seed=seed, schedule=SCHEDULES[seed % len(SCHEDULES)])
-    with chip, mock.patch.object(low_precision, "native_backward", noted):
+    with chip, noting_kernels() as taken:
         out, lse = problem.call(**leaves, precision="fp8")
         dlse = problem.dlse.masked_fill(lse.detach() == -torch.inf, 0.0)
         results, dresults = ((out, lse), (problem.dout, dlse)) if has_dlse else ((out,), (problem.dout,))
         grads = Gradients(*torch.autograd.grad(results, list(leaves.values()), dresults))
-    assert found[0] is not None
+    assert taken["native_backward"]
     return grads
 
 
@@ -154,27 +147,22 @@ def test_every_head_dim_fits_the_chip():
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_other_calls_have_a_16bit_backward(changes, seed, monkeypatch):
-    found = []
-    native = low_precision.native_backward
-    monkeypatch.setattr(low_precision, "native_backward", lambda *given: found.append(native(*given)) or found[-1])
+def test_other_calls_have_a_16bit_backward(changes, seed):
     options = {name: x for name, x in changes.items() if name != "head_dim"}
     q, k, v = (
         torch.randn(1, 40, 2, changes.get("head_dim", 64), dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
     )
-    with emulate("sm_100a", sms=2, seed=seed):
+    with emulate("sm_100a", sms=2, seed=seed), noting_kernels() as taken:
         fa4.flash_attn_func(q, k, v, precision="fp8", **options).sum().backward()
-    assert not any(found) and q.grad.isfinite().all()
+    assert not taken.get("native_backward") and q.grad.isfinite().all()
 
 
-def test_a_16bit_backward_can_be_asked_for(seed, monkeypatch):
-    found = []
-    monkeypatch.setattr(low_precision, "native_backward", lambda *given: found.append(given))
+def test_a_16bit_backward_can_be_asked_for(seed):
     q, k, v = (torch.randn(1, 40, 2, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    with emulate("sm_100a", sms=2, seed=seed):
+    with emulate("sm_100a", sms=2, seed=seed), noting_kernels() as taken:
         assert "e4m3" in str(fa4.explain(q, k, v, precision="fp8-forward"))
         fa4.flash_attn_func(q, k, v, precision="fp8-forward").sum().backward()
-    assert not found and q.grad.isfinite().all()
+    assert "native_backward" not in taken and q.grad.isfinite().all()
 
 
 def _beside_16_bits(seed, dout, dlse=None, **changes):

@@ -16,11 +16,11 @@ from fa4.fwd.kernels import transpose
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.oracle.reference import HOPPER_8BIT
-from fa4.runtime.device import chip_by_number, emulating
+from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
 from fa4.sm90.fwd.fp8.kernel import channels, smem_map
 from fa4.sm90.fwd.fp8.plan import Fp8Forward
-from tests.fp8.heads import CASES, judged, of_heads
+from tests.fp8.heads import CASES, explained, judged, of_heads
 from tests.machine_code import machine_code
 
 E4M3 = torch.float8_e4m3fn
@@ -176,8 +176,5 @@ def test_every_head_dim_fits_the_chip():
 )
 def test_what_it_takes(changes, is_taken):
     """Other calls are dequantised."""
-    arguments = dict(q=(2, 300, 4, 64), k=(2, 300, 4, 64), v=(2, 300, 4, 64)) | changes
-    arguments |= {name: torch.empty(arguments[name], dtype=E4M3) for name in "qkv"}
-    with emulating(CHIP):
-        explained = fa4.explain(**arguments)
-    assert ("e4m3" in explained.tiles) == is_taken, str(explained)
+    found = explained(CHIP, changes)
+    assert ("e4m3" in found.tiles) == is_taken, str(found)

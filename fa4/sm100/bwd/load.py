@@ -94,11 +94,9 @@ def load_columns(
         tile_index = 2 * block + i
         if cfg.lengths_vary:
             tile_index = clamp_tile(tile_index, rows, tma.tile.rows)
-        if cfg.operands is None:
-            tma_load_panel(tma, matrix, tile_index, work.rank, smem_ptr, cursor.barrier())
-        else:  # 8-bit columns of both CTAs fit a panel: this CTA's come first in its own
-            columns = cute.domain_offset((0, work.rank * (TILE_N // 2)), matrix)
-            tma_load_panel(tma, columns, tile_index, Int32(0), smem_ptr, cursor.barrier())
+        # 8-bit columns of both CTAs would fit a panel: this CTA's come first in its own.
+        columns = cute.domain_offset((0, work.rank * (TILE_N // 2)), matrix)
+        tma_load_panel(tma, columns, tile_index, Int32(0), smem_ptr, cursor.barrier())
 
 
 def rows_of(work: Sm100BackwardWork, name: str) -> Rows:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ...bwd import plan
 from ...core.variant import Variant
 from ...pipeline.kernel import RoleKernel
 from ...runtime.choice import columns, given
+from ...runtime.conditions import MANY
 from ...runtime.device import Chip
-from ...runtime.spec import AttentionSpec, ProblemSize
+from ...runtime.spec import AttentionSpec, ProblemSize, ds_dtype
 from ..stages import is_widest
 from .config import Sm100BackwardConfig, Sm100BackwardSteps
 from .kernel import KERNEL
@@ -27,7 +30,7 @@ class Sm100Backward(plan.BackwardDirection):
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
     ) -> None:
         super().__init__(spec, extent, chip)
-        self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)
+        self.choice = tiles_for(spec, chip) if tiles is None else given(tiles)
         self.tiles = self.choice.row
         _, self.kernel = _form(spec, self.tiles)
 
@@ -42,18 +45,22 @@ class Sm100Backward(plan.BackwardDirection):
         )
 
     def config(self, has_dlse: bool) -> Sm100BackwardSteps:
-        return configure(self.spec, self.chip, has_dlse, self.tiles)
+        return configure(self.spec, self.chip, has_dlse, self.tiles, self.extent)
 
 
 def configure(
-    spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None
+    spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None, extent: ProblemSize = MANY
 ) -> Sm100BackwardSteps:
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip).row
     kind, _ = _form(spec, tiles)
+    others: dict[str, Any] = {}
+    if spec.operands is not None:
+        others["wide_ds"] = ds_dtype(extent.max_seqlen_k) == torch.float8_e5m2
     return kind(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         **columns(tiles, kind),
+        **others,
         smem_bytes=chip.smem_per_block,
     )
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import dataclass
 
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
-from ...runtime.conditions import MANY, TuningCase
+from ...runtime.conditions import E4M3, TuningCase
 from ...runtime.device import Chip
-from ...runtime.spec import AttentionSpec, ProblemSize, ds_dtype
+from ...runtime.spec import AttentionSpec
 from ..stages import is_widest
 
 
@@ -18,13 +16,12 @@ class BackwardTiles:
     """A tuned row.
 
     ctas: 1, or 2 for a CTA pair. polynomial: pairs of every 16 whose exp2 runs on the FMA units. wide: three kernels,
-    one for each gradient, see `wide.config`. wide_ds: see `config`.
+    one for each gradient, see `wide.config`.
     """
 
     ctas: int
     polynomial: int
     wide: bool = False
-    wide_ds: bool = False
 
 
 def _fills_panels(case: TuningCase) -> bool:
@@ -46,8 +43,6 @@ def _is_wide(case: TuningCase) -> bool:
     return max(head_dims) > 128 and head_dims != (192, 128)
 
 
-E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None)
-MANY_KEYS = Condition("dS in e5m2", lambda case: ds_dtype(case.extent.max_seqlen_k) == torch.float8_e5m2)
 PAIRED = Condition("head dims that fill 128 columns, so that halves are panels", _fills_panels)
 TWO_SMS = Condition("two multiprocessors or more", lambda case: case.chip.sms >= 2)
 WHOLE_BLOCKS, WHOLE_QUERY_BLOCKS = ~_cuts_blocks("keys", 1), ~_cuts_blocks("queries", 0)
@@ -67,17 +62,7 @@ TILES = (
 )  # fmt: skip
 
 
-DS_TYPES = (
-    Rule("dS in e5m2", E4M3 & MANY_KEYS, True, "`runtime.spec.ds_dtype`"),
-    Rule("dS as operands", OTHERWISE, False, "e4m3 has a bit of significand more than e5m2"),
-)
-
-
-def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize = MANY) -> Choice[BackwardTiles]:
+def tiles_for(spec: AttentionSpec, chip: Chip) -> Choice[BackwardTiles]:
     """Return the tuned values of a problem on a chip."""
-    case = TuningCase(spec, chip, extent)
-    rule = choose(TILES, case)
-    if spec.operands is None:
-        return Choice(rule.row, (rule,))
-    ds = choose(DS_TYPES, case)
-    return Choice(replace(rule.row, wide_ds=ds.row), (rule, ds))
+    rule = choose(TILES, TuningCase(spec, chip))
+    return Choice(rule.row, (rule,))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from ...fwd.variant import padded_heads_of
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
-from ...runtime.conditions import BLOCKS, CACHE, FP8, FULL, LEFT, MANY, SCATTERED, VARLEN, TuningCase, head_dims
+from ...runtime.conditions import BLOCKS, CACHE, E4M3, FP8, FULL, LEFT, MANY, SCATTERED, VARLEN, TuningCase, head_dims
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
@@ -64,7 +64,6 @@ D128 = Condition("head dims 128", lambda case: case.spec.head_dim == case.spec.h
 MLA = Condition("head dims (192, 128)", lambda case: (case.spec.head_dim, case.spec.head_dim_v) == (192, 128))
 WIDE = ~MLA & Condition("a head dim above 128", lambda case: max(case.spec.head_dim, case.spec.head_dim_v) > LANES)
 FILLED = ~CACHE & Condition("rows fill pairs", _fills_pair)
-E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None, "products of 16 bits")
 NARROW_V = Condition("head_dim_v <= 64", lambda case: case.spec.head_dim_v <= 64)
 V128 = Condition("head_dim_v <= 128", lambda case: case.spec.head_dim_v <= LANES)
 DIAGONAL = Condition("causal", lambda case: case.spec.window_right == 0)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, const_expr
+from cutlass import Boolean, Float8E4M3FN, Int32, const_expr
 
 from ....core.constant import Constant
 from ....core.mask import range_blocks
-from ....core.vec_io import pack_e4m3
+from ....core.vec_io import pack_word
 from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, Lane, consume
 from ....pipeline.roles import WARPS_PER_WARPGROUP
@@ -193,4 +193,4 @@ def pack_weights(s: cute.Tensor, p: cute.Tensor) -> None:
     packed = cute.recast_tensor(p, Int32)
     for i in range(cute.size(packed)):
         r, pair = i % 2, i // 2 * 2
-        packed[i] = pack_e4m3([s[4 * (pair + j) + 2 * r + c] for j in range(2) for c in range(2)])
+        packed[i] = pack_word([s[4 * (pair + j) + 2 * r + c] for j in range(2) for c in range(2)], Float8E4M3FN)
