@@ -44,6 +44,40 @@ def pack_word(values: list[Float32], dtype: type[cutlass.Numeric]) -> Int32:
     )
 
 
+def pack_f16x2_as_e4m3(low: Int32, high: Int32) -> Int32:
+    """Round two pairs of float16 numbers to e4m3 and pack them, the first in the lowest bits."""
+    return cute.arch.inline_ptx(
+        """{
+        .reg .b16 low, high;
+        cvt.rn.satfinite.e4m3x2.f16x2 low, {$r0};
+        cvt.rn.satfinite.e4m3x2.f16x2 high, {$r1};
+        mov.b32 {$w0}, {low, high};
+        }""",
+        write_only_types=[Int32],
+        read_only_args=[low, high],
+    )
+
+
+def add_f16x2(a: Int32, b: Int32) -> Int32:
+    """Add two pairs of float16 numbers."""
+    return cute.arch.inline_ptx("add.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[a, b])
+
+
+def floats_of_f16x2(pair: Int32) -> tuple[Float32, Float32]:
+    """Return a pair of float16 numbers as floats."""
+    low, high = cute.arch.inline_ptx(
+        """{
+        .reg .b16 low, high;
+        mov.b32 {low, high}, {$r0};
+        cvt.f32.f16 {$w0}, low;
+        cvt.f32.f16 {$w1}, high;
+        }""",
+        write_only_types=[Float32, Float32],
+        read_only_args=[pair],
+    )
+    return low, high
+
+
 class Packed:
     """Floats rounded to 16 bits, e4m3 or e5m2, packed into words as soon as one is full, the first in its lowest bits:
     later, there may be no registers for all of them."""

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..runtime.sequences import Sequence as BatchSequence
 from ..runtime.sequences import sequences
-from ..runtime.spec import P_EXPONENT, AttentionInputs, AttentionSpec, Gradients, compute_dtype, ds_dtype
+from ..runtime.spec import LINE_SHIFT, P_EXPONENT, AttentionInputs, AttentionSpec, Gradients, compute_dtype, ds_dtype
 
 
 def mask(spec: AttentionSpec, seqlen_q: int, seqlen_k: int, device: torch.device | None = None) -> Tensor:
@@ -86,7 +86,8 @@ class _Arithmetic:
     v are such numbers times factors, so only P is rounded, times a power of two. sequential: a product
     of operands that are not rounded adds its terms one after the other, as a BLAS does for some shapes. Other shapes
     have partial sums, which err less. key_order: seed of `_max_so_far`. sum_bits: significand of a tensor core's
-    sums. largest_p: see `fwd.variant.ForwardVariant`."""
+    sums. largest_p: see `fwd.variant.ForwardVariant`. line: words of every 16 (of four keys) of P in e4m3 whose exp2 is
+    a line between powers of two, see `LINE_SHIFT`."""
 
     dtype: torch.dtype
     operand: torch.dtype | None
@@ -94,6 +95,7 @@ class _Arithmetic:
     key_order: int | None = None
     sum_bits: int = 24
     largest_p: int = 5
+    line: int = 0
 
     @property
     def is_8bit(self) -> bool:
@@ -101,6 +103,17 @@ class _Arithmetic:
 
     def round(self, x: Tensor) -> Tensor:
         return x if self.operand is None or self.is_8bit else x.to(self.operand).to(self.dtype)
+
+    def on_line(self, p: Tensor) -> Tensor:
+        """P, of which a row's largest is 1, with a share of it on the line."""
+        if not self.line:
+            return p
+        x = torch.log2(p) + self.largest_p + LINE_SHIFT
+        n = (x * 64).round().div(64).floor()  # in steps of 1/64
+        line = torch.exp2(n) * (1 + (x * 64).round() / 64 - n)
+        word = torch.arange(p.shape[-1], device=p.device) // 4 % 16
+        takes_line = (word + 1) * self.line // 16 > word * self.line // 16
+        return torch.where(takes_line, torch.where(x < -15, 0.0, line / 2**self.largest_p), p)
 
     def round_weights(self, p: Tensor) -> Tensor:
         """Round P, of which a row's largest is 1."""
@@ -174,13 +187,26 @@ def _scores(
     return s.masked_fill(~visible, -torch.inf)
 
 
-def _lse(s: Tensor, sink: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Log-sum-exp of rows with the sink, (heads, seqlen_q); -inf for a row without terms."""
+def _lse(math: _Arithmetic, s: Tensor, sink: Tensor | None) -> Tensor:
+    """Log-sum-exp of rows with the sink, (heads, seqlen_q); -inf for a row without terms. The largest P of a row is not
+    on the line."""
+    if s.shape[2] and math.line:
+        p, row_max, max_so_far = _weights(math, s)
+        at_max = s.argmax(dim=2, keepdim=True)
+        p = p.scatter(2, at_max, (row_max > -torch.inf).to(p.dtype))
+        s = torch.log(p * _exp(max_so_far, row_max)) + row_max.masked_fill(row_max == -torch.inf, 0.0)
     if sink is not None:
-        s = torch.cat([s, sink.to(dtype)[:, None, None].expand(-1, s.shape[1], 1)], dim=2)
+        s = torch.cat([s, sink.to(math.dtype)[:, None, None].expand(-1, s.shape[1], 1)], dim=2)
     if s.shape[2] == 0:
         return s.new_full(s.shape[:2], -torch.inf)
     return torch.logsumexp(s, dim=2)
+
+
+def _weights(math: _Arithmetic, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """P relative to the largest score so far, the row's largest score, and the largest score so far."""
+    row_max = s.amax(dim=2, keepdim=True)
+    max_so_far = row_max if math.key_order is None else _max_so_far(s, math.key_order)
+    return math.on_line(_exp(s, max_so_far)), row_max, max_so_far
 
 
 def _exp(s: Tensor, x: Tensor) -> Tensor:
@@ -197,11 +223,14 @@ def _max_so_far(s: Tensor, seed: int) -> Tensor:
 def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, k: Tensor | int) -> Tensor:
     """O in math.dtype. The same-precision reference rounds exp(S - max) and divides later, like every flash kernel.
     With an order of keys, max is the largest score so far."""
-    lse = lse[..., None]
-    row_max = s.amax(dim=2, keepdim=True) if s.shape[2] else lse
-    max_so_far = row_max if math.key_order is None else _max_so_far(s, math.key_order)
-    o = (math.round_weights(_exp(s, max_so_far)) * _exp(max_so_far, row_max) * k) @ math.round(vs)
-    return o * torch.exp(row_max - lse).nan_to_num(0.0)
+    if s.shape[2] == 0:
+        return s.new_zeros(*s.shape[:2], vs.shape[2])
+    p, row_max, max_so_far = _weights(math, s)
+    o = (math.round_weights(p) * _exp(max_so_far, row_max) * k) @ math.round(vs)
+    factor = torch.exp(row_max - lse[..., None])
+    if math.line:  # lse has 1 for the largest P
+        factor = 1 / (1 / factor + p.gather(2, s.argmax(dim=2, keepdim=True)) - 1)
+    return o * factor.nan_to_num(0.0)
 
 
 def _kept_of(kept: Tensor | None, index: int, s: Tensor) -> Tensor | int:
@@ -251,18 +280,19 @@ def forward(
     key_order: int | None = None,
     sum_bits: int = 24,
     largest_p: int = 5,
+    line: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k). sequential
     and key_order: other roundings of the same-precision reference. sequential: float32 products add their terms in
     order. key_order: seed of a random order of keys; P is rounded relative to the largest score so far, as in an online
-    softmax (None: of the row). sum_bits, largest_p: of e4m3 operands, see `HOPPER_8BIT`.
+    softmax (None: of the row). sum_bits, largest_p, line: of e4m3 operands, see `HOPPER_8BIT` and `_Arithmetic`.
 
     Returns:
         out, shaped like q with last axis head_dim_v, and lse (batch, heads_q, seqlen_q) or (heads_q, total_q):
         both float64 when `precise`; otherwise out in the input dtype and lse in float32, as a kernel returns them.
     """
     math = _arithmetic(
-        spec, precise, sequential=sequential, key_order=key_order, sum_bits=sum_bits, largest_p=largest_p
+        spec, precise, sequential=sequential, key_order=key_order, sum_bits=sum_bits, largest_p=largest_p, line=line
     )
     q, varlen = inputs.q, inputs.varlen
     out = torch.zeros(*q.shape[:-1], spec.head_dim_v, dtype=math.dtype, device=q.device)
@@ -271,7 +301,7 @@ def forward(
     for seq in sequences(inputs):
         qs, ks, vs = _operands(inputs, spec, math, seq)
         s = _scores(spec, math, qs, ks, functions, seq.index)
-        row_lse = _lse(s, inputs.sink, math.dtype)
+        row_lse = _lse(math, s, inputs.sink)
         o = _out(math, s, row_lse, vs, _kept_of(kept, seq.index, s))
         seq.select(out, seq.q_rows, varlen).copy_(o.transpose(0, 1))
         seq.select_lse(lse, varlen).copy_(row_lse)
@@ -299,15 +329,16 @@ def backward_with_captured(
     sequential: bool = False,
     key_order: int | None = None,
     largest_p: int = 5,
+    line: int = 0,
     ds_factors: Tensor | None = None,
 ) -> tuple[Gradients, list[Tensor]]:
     """Gradients by formula, also of the tensors that the score_mod captured, for `dout` shaped like out and `dlse`
-    shaped like lse (None: zero). kept, sequential, key_order, largest_p: as in `forward`. ds_factors: of e4m3 operands,
-    factors of dS when it is rounded to 8 bits, (batch, heads_q).
+    shaped like lse (None: zero). kept, sequential, key_order, largest_p, line: as in `forward`. ds_factors: of e4m3
+    operands, factors of dS when it is rounded to 8 bits, (batch, heads_q).
 
     Returns float64 gradients when `precise`, else in the dtypes of the inputs.
     """
-    math = _arithmetic(spec, precise, sequential=sequential, key_order=key_order, largest_p=largest_p)
+    math = _arithmetic(spec, precise, sequential=sequential, key_order=key_order, largest_p=largest_p, line=line)
     varlen = inputs.varlen
     ds_limits = torch.finfo(ds_dtype(inputs.max_seqlen_k))
     grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
@@ -323,7 +354,7 @@ def backward_with_captured(
         # this error, even for a single key. It is visible in float32; with 16-bit operands, rounding hides it.
         uses_other_sums = not precise and math.operand is None
         forward_s = _scores(spec, math, qs.flip(2), ks.flip(2), functions, seq.index) if uses_other_sums else s
-        lse = _lse(forward_s, inputs.sink, math.dtype)
+        lse = _lse(math, forward_s, inputs.sink)
         p = _exp(s, lse[..., None])
         k = _kept_of(kept, seq.index, s)
         # D uses o as the forward returned it. For rows with few keys, the rounding of o is most of the error of dS.

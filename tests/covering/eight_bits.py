@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4.oracle import reference
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import Operands, Saved
 from fa4.torch_ops import low_precision
 from tests.covering import calls, layouts
 from tests.covering.judge import Judged, defined, judge
 from tests.covering.model import Row
-from tests.fp8.heads import E4M3, noting_kernels
+from tests.fp8.heads import E4M3, noting_kernels, rounding_of
 
 _AS_CALL = dict(dtype="bfloat16", captured="fixed", direction="inference", deterministic="no", dlse="no")
 
@@ -47,8 +46,8 @@ class EightBitCall(calls.Call):
     def judged(self, results: dict[str, Tensor]) -> list[Judged]:
         problem = self.problem
         if self.is_multiplied:
-            rounding = reference.HOPPER_8BIT if self.chip == 90 else {}
-            problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3), rounding=rounding)
+            problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3))
+            problem = replace(problem, rounding=rounding_of(problem, self.chip, self.kept is not None))
         return judge(problem, results, self.functions, self.kept)
 
 
@@ -101,11 +100,11 @@ class TrainedCall(calls.Call):
         eight, descales = low_precision.rounded(problem.inputs, precision)
         problem = replace(problem, inputs=low_precision.dequantized(eight, descales, torch.float32))
         if self.natives["native"]:
-            rounding = reference.HOPPER_8BIT if self.chip == 90 else {}
-            problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3), rounding=rounding)
+            problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3))
+            problem = replace(problem, rounding=rounding_of(problem, self.chip, self.kept is not None))
         outs = ("out", "lse")
         verdict = judge(problem, {name: results[name] for name in outs}, self.functions, self.kept)
-        rounding = {name: x for name, x in problem.rounding.items() if name == "largest_p"}
+        rounding = {name: x for name, x in problem.rounding.items() if name in ("largest_p", "line")}
         if self.natives.get("native_backward"):
             dlse = defined(problem.dlse, results["lse"]) if self.row["dlse"] == "yes" else None
             saved = Saved(results["out"], results["lse"], problem.dout, dlse)

@@ -11,8 +11,9 @@ import torch
 import fa4
 from fa4.oracle import cases, reference
 from fa4.oracle.cases import Case
-from fa4.runtime.device import emulating
-from fa4.runtime.spec import Operands
+from fa4.runtime.device import chip_by_number, emulating
+from fa4.runtime.spec import Operands, ProblemSize
+from fa4.sm100.fwd.plan import Sm100Forward
 from fa4.torch_ops import low_precision
 
 E4M3 = torch.float8_e4m3fn
@@ -30,9 +31,22 @@ CASES = (
 )
 
 
-def of_heads(problem, seed, rounding=None):
-    """The problem on the numbers that e4m3 tensors and random factors stand for, and the call's arguments.
-    rounding: see `cases.Problem`."""
+def rounding_of(problem, chip, has_dropout=False):
+    """How a chip's kernel rounds products of e4m3, as options of the reference. chip: its number."""
+    if chip == 90:
+        return reference.HOPPER_8BIT
+    if chip // 10 != 10:
+        return {}
+    i = problem.inputs
+    spec = replace(problem.spec, dtype=torch.bfloat16, operands=Operands.E4M3)
+    extent = ProblemSize(i.batch, i.max_seqlen_q, i.max_seqlen_k)
+    cfg = Sm100Forward(spec, extent, chip_by_number(chip)).cfg
+    return {"line": cfg.polynomial} if cfg.p_in_smem and not has_dropout else {}
+
+
+def of_heads(problem, seed, chip):
+    """The problem on the numbers that e4m3 tensors and random factors stand for, and the call's arguments. chip: the
+    number of the one that rounds P."""
     generator = torch.Generator().manual_seed(seed)
     exact, arguments, shape = [], {}, (problem.inputs.batch, problem.spec.heads_kv)
     for name, x, bounds in zip("qkv", problem.inputs[:3], _bounds(problem)):
@@ -44,7 +58,8 @@ def of_heads(problem, seed, rounding=None):
         arguments |= {name: data, f"{name}_descale": scales}
     inputs = problem.inputs._replace(q=exact[0], k=exact[1], v=exact[2])
     spec = replace(problem.spec, dtype=torch.bfloat16, operands=Operands.E4M3)
-    return replace(problem, inputs=inputs, spec=spec, rounding=rounding or {}), arguments
+    problem = replace(problem, inputs=inputs, spec=spec)
+    return replace(problem, rounding=rounding_of(problem, chip)), arguments
 
 
 def _bounds(problem):

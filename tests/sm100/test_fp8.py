@@ -41,7 +41,7 @@ def run(case, seed, arguments, problem, **changes):
 @pytest.mark.rotates(4)
 @pytest.mark.parametrize("case", (*CASES, *OWN), ids=str)
 def test_case_is_right(case, seed):
-    problem, arguments = of_heads(cases.make(case, seed), seed)
+    problem, arguments = of_heads(cases.make(case, seed), seed, 100)
     if not problem.inputs.varlen and case.seqused:
         for name in ("k", "v"):  # rows that no sequence uses
             for row, (_, count) in zip(arguments[name], case.seqused):
@@ -56,7 +56,7 @@ def test_a_pair_of_ctas(columns, seed, monkeypatch):
     """Each CTA has half of V's columns, a part of a panel. No row of the tables asks for it at these head dims."""
     monkeypatch.setattr(plans, "tiles_for", lambda *what: _with_pairs(tiles_for(*what)))
     case = Case("pair", seqlen_q=300, seqlen_k=400, head_dim=columns)
-    problem, arguments = of_heads(cases.make(case, seed), seed)
+    problem, arguments = of_heads(cases.make(case, seed), seed, 100)
     cases.assert_right(judged(problem, *run(case, seed, arguments, problem)), f"seed {seed}")
 
 
@@ -66,7 +66,7 @@ def _with_pairs(choice):
 
 def test_strides_orders_and_repeats_change_no_bit(seed):
     case = CASES[3]
-    problem, arguments = of_heads(cases.make(case, seed), seed)
+    problem, arguments = of_heads(cases.make(case, seed), seed, 100)
     views = {
         name: arguments[name].view(torch.uint8).transpose(1, 2).contiguous().transpose(1, 2).view(E4M3)
         for name in "qkv"

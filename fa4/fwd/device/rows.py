@@ -55,17 +55,22 @@ def normalise(
     row_max_scaled: Float32,
     row_sum: Float32,
     largest_p: Float32,
+    counted: Float32 | None = None,
 ):
     """Return (factor that normalises O, log-sum-exp) of a row; (0, -inf) without a visible key and for padding rows.
 
     largest_p: largest P of the row. O is a sum of rounded P, row_sum is a sum of unrounded P. If the rescale of O
     is delayed, the largest P is not 1 and is rounded too. In a row dominated by one key, that rounding would scale the
-    whole row of O. So O is divided by a sum in which the largest P is rounded.
+    whole row of O. So O is divided by a sum in which the largest P is rounded. counted: what row_sum has instead of the
+    largest P, if P is an approximation.
     """
     cfg, args = context.cfg, context.args
     numerator = Float32(1.0)
     # Without a visible key `largest_p` is not a number, although a sink makes `row_sum` positive below.
-    rounding_correction = rounded(largest_p, cfg.v_dtype) - largest_p if row_sum != 0.0 else Float32(0.0)
+    rounded_p = rounded(largest_p if const_expr(counted is None) else counted, cfg.v_dtype)
+    rounding_correction = rounded_p - largest_p if row_sum != 0.0 else Float32(0.0)
+    if const_expr(counted is not None):
+        row_sum = row_sum + (largest_p - counted) if row_sum != 0.0 else row_sum
     if const_expr(cfg.has_sink):
         head = head_of(cfg, row)
         if const_expr(cfg.rows_per_query > cfg.packed_heads):

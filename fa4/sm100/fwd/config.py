@@ -32,7 +32,7 @@ class Schedule(enum.Enum):
 class Sm100ForwardConfig(ForwardVariant):
     """Configuration of the generated code; the fields are the compile key.
 
-    polynomial: pairs of every 16 whose exp2 runs on the FMA units.
+    polynomial: pairs of every 16 (words of four, if P is in shared memory) whose exp2 runs on the FMA units.
     sawtooth: every other work tile of a CTA takes its unmasked key blocks in ascending order, because the tile before
         it read those last.
     q_tiles: Q tiles of one CTA; two of them ping-pong.
@@ -77,6 +77,27 @@ class Sm100ForwardConfig(ForwardVariant):
     def tile_m(self) -> int:
         """Rows of one Q tile in one CTA: one per lane of tensor memory."""
         return LANES
+
+    @property
+    def p_in_smem(self) -> bool:
+        """True if P goes to shared memory instead of over S, so that S is free as soon as softmax has loaded it. With P
+        in e4m3, products can read both operands from there."""
+        return self.operands is not None and self.q_tiles == 2 and self.ctas == 1
+
+    @property
+    def s_ahead(self) -> bool:
+        """True if S of the next key block precedes O += P V of this one."""
+        return self.s_stages > 1 or self.p_in_smem
+
+    @property
+    def p_tile(self) -> Tile:
+        """P of a Q tile, in shared memory."""
+        return Tile(self.tile_m, self.tile_n, self.v_dtype.width)
+
+    @property
+    def p_bytes(self) -> int:
+        """Shared-memory bytes of P."""
+        return self.q_tiles * self.p_tile.nbytes if self.p_in_smem else 0
 
     @property
     def p_head(self) -> int:
@@ -179,7 +200,7 @@ class Sm100ForwardConfig(ForwardVariant):
         return self._smem_left(used) // self.kv_stage_bytes
 
     def _smem_left(self, used: int) -> int:
-        return self.smem_bytes - used - (1 + self.s_stages) * self.rows_bytes - BARRIER_BYTES
+        return self.smem_bytes - used - self.p_bytes - (1 + self.s_stages) * self.rows_bytes - BARRIER_BYTES
 
     @property
     def loaded_dtype(self) -> type[cutlass.Numeric]:
@@ -208,14 +229,15 @@ class Sm100ForwardConfig(ForwardVariant):
 
     @property
     def pv(self) -> Umma:
-        """O += P V, with P in tensor memory."""
+        """O += P V."""
         v, m = SmemOperand(self.v_operand, Major.MN), self.ctas * self.tile_m
-        return Umma(self.v_dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, m=m, ctas=self.ctas)
+        p = SmemOperand(self.p_tile, Major.K) if self.p_in_smem else None
+        return Umma(self.v_dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, a=p, m=m, ctas=self.ctas)
 
     @property
     def largest_p(self) -> int:
-        """For e4m3 5, since O is rescaled in tensor memory while a product waits: by 7, the forward of 16k keys is
-        predicted to take 1.2 times as long. Of normal inputs, rounding P is an error of 2.7 percent of out by both."""
+        """For e4m3 5, since O is rescaled in tensor memory: by 7, a forward of 16k keys is predicted to take 1.3 times
+        as long. Of normal inputs, rounding P is an error of 2.7 percent of out by both."""
         return 0 if self.operands is None else 5
 
     @property

@@ -3,11 +3,12 @@ epilogue then stores O, or correction itself if `cfg.out_store` is `OutStore.DIR
 
 Waits:   softmax_correction_scale.full, softmax_correction_norm.full, mma_correction_O.full, correction_epilogue_O.free
 Signals: mma_softmax_S.free (O is ready for the next addition), softmax_correction_scale.free,
-         softmax_correction_norm.free, correction_epilogue_O.full
+         softmax_correction_norm.free, correction_epilogue_O.full, mma_correction_O.free
 
 O is complete up to the previous key block when the scale arrives: softmax has waited for this block's S, which mma
 committed after that PV product. The first block of a work tile needs no scaling; its arrival signals that O of the
 previous work tile has been read. With two S of a Q tile, S comes before that PV product, and correction waits for O.
+With P in shared memory, softmax rescales O, and correction only normalises it: it waits for neither scale nor S.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.device.rows import is_written, result, row_coord_of
@@ -26,8 +27,7 @@ from ...pipeline.cursor import ALL, Lane, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
 from .config import Sm100ForwardContext
-from .softmax import rows_in_smem
-from .work import Queue, row_tile
+from .work import Queue, row_tile, rows_in_smem
 
 COLUMNS = 16  # columns of O in registers at a time; 32 would spill
 
@@ -36,9 +36,11 @@ COLUMNS = 16  # columns of O in registers at a time; 32 would spill
 def correction(context: Sm100ForwardContext):
     cfg, ends, context = context.cfg, context.ends("correction"), context.with_tmem_addresses()
     lane = cute.arch.thread_idx()[0] % cfg.tile_m
-    scale_rows, norm_rows = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
-    lanes = [Lane(tile, cfg.q_tiles) for tile in range(cfg.q_tiles)]
-    scales = [consume(ends.softmax_correction_scale, lane) for lane in lanes]
+    norm_rows = rows_in_smem(context, "norm")
+    if const_expr(not cfg.p_in_smem):
+        scale_rows = rows_in_smem(context, "scale")
+        lanes = [Lane(tile, cfg.q_tiles) for tile in range(cfg.q_tiles)]
+        scales = [consume(ends.softmax_correction_scale, lane) for lane in lanes]
     norms = consume(ends.softmax_correction_norm, ALL)
     products = consume(ends.mma_correction_O, ALL)
     staged = None if const_expr(cfg.out_store is OutStore.DIRECT) else produce(ends.correction_epilogue_O, ALL)
@@ -47,25 +49,28 @@ def correction(context: Sm100ForwardContext):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            for i in cutlass.range(work.count, unroll=1):
-                for tile in cutlass.range_constexpr(cfg.q_tiles):
-                    scales[tile].wait()
-                    factor = scale_rows[scales[tile].stage * cfg.tile_m + lane]
-                    must_rescale = cute.arch.vote_any_sync(factor < 1.0)
-                    scales[tile].arrive()
-                    if i > 0:
-                        if const_expr(cfg.s_stages > 1):  # of one Q tile
-                            products.wait(tile)
-                            products = products.next()
-                        if must_rescale:
-                            rescale(context, tile, factor, cfg.head_dim_v_padded)
-                    ends.mma_softmax_S.arrive_free(scales[tile].stage)
-                scales = [cursor.next() for cursor in scales]
+            if const_expr(not cfg.p_in_smem):
+                for i in cutlass.range(work.count, unroll=1):
+                    for tile in cutlass.range_constexpr(cfg.q_tiles):
+                        scales[tile].wait()
+                        factor = scale_rows[scales[tile].stage * cfg.tile_m + lane]
+                        must_rescale = cute.arch.vote_any_sync(factor < 1.0)
+                        scales[tile].arrive()
+                        if i > 0:
+                            if const_expr(cfg.s_stages > 1):  # of one Q tile
+                                products.wait(tile)
+                                products = products.next()
+                            if must_rescale:
+                                rescale(context, tile, factor, cfg.head_dim_v_padded)
+                        ends.mma_softmax_S.arrive_free(scales[tile].stage)
+                    scales = [cursor.next() for cursor in scales]
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 norms.wait(tile)
                 norm = norm_rows[tile * cfg.tile_m + lane]
                 norms.arrive(tile)
-                if const_expr(cfg.s_stages == 1):
+                if const_expr(cfg.p_in_smem):
+                    products.wait(tile)
+                elif const_expr(cfg.s_stages == 1):
                     norms.at_iteration_of(products).wait(tile)
                 else:
                     products.wait(tile)
@@ -76,7 +81,13 @@ def correction(context: Sm100ForwardContext):
                     norms.at_iteration_of(staged).wait(tile)
                     out_to_smem(context, tile, lane, norm)
                     staged.arrive(tile)
-            tmem.wait_loads()  # before S.free of the next work tile allows mma to overwrite O
+                if const_expr(cfg.p_in_smem):
+                    tmem.wait_loads()
+                    products.arrive(tile)
+            if const_expr(cfg.p_in_smem):
+                products = products.next()
+            else:
+                tmem.wait_loads()  # before S.free of the next work tile allows mma to overwrite O
             norms = norms.next()
         elif const_expr(not cfg.split):  # combine ignores parts without keys
             for tile in cutlass.range_constexpr(cfg.q_tiles):
@@ -84,14 +95,14 @@ def correction(context: Sm100ForwardContext):
         queue = queue.next()
 
 
-def o_address(context: Any, tile: int) -> Int32:
+def o_address(context: Any, tile: int | Int32) -> Int32:
     """TMEM address of O of a Q tile, at this warp's first lane."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     return tmem.lane_address(context.tmem.O + tile * context.cfg.o_columns, warp)
 
 
 @cute.jit
-def rescale(context: Any, tile: cutlass.Constexpr[int], factor: Float32, columns: cutlass.Constexpr[int]):
+def rescale(context: Any, tile: int | Int32, factor: Float32, columns: cutlass.Constexpr[int]):
     """O *= factor, per row, in this many columns of tensor memory."""
     tmem.fence_after_sync()
     address = o_address(context, tile)
@@ -103,6 +114,19 @@ def rescale(context: Any, tile: cutlass.Constexpr[int], factor: Float32, columns
             scaled += cute.arch.mul_packed_f32x2((o[i], o[i + 1]), (factor, factor))
         tmem.store(address + column, [bits(x) for x in scaled])
     tmem.wait_stores()
+
+
+@cute.jit
+def rescale_if_any(
+    context: Any,
+    tile: int | Int32,
+    factor: Float32,
+    must_rescale: Boolean,
+    columns: cutlass.Constexpr[int],
+):
+    """Rescale O if any row of the warp must."""
+    if cute.arch.vote_any_sync(must_rescale):
+        rescale(context, tile, factor, columns)
 
 
 def normalised(context: Any, tile: int, column: int, norm: Float32) -> list[Int32]:

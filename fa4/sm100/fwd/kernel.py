@@ -8,6 +8,10 @@ memory. If a row max has grown, the correction warpgroup rescales O before the n
 For head dims above 128, O takes up to 256 columns of tensor memory: a CTA has one Q tile with two S. The matrix unit
 computes the next S during the softmax of this one, before O += P V.
 
+With e4m3 operands, two Q tiles have their P in shared memory (`cfg.p_in_smem`). S is free once it is in registers, so
+its next product runs during the softmax of this one, and softmax never waits for a product of its own tile. Softmax
+itself rescales O, seldom; correction only normalises it.
+
 Two CTAs can work as a pair (`cfg.ctas`, see `config`): the leader issues the products of both. For head dims (192, 128)
 and above, correction stores O of a pair itself, because Q and a staged O would leave too few K/V stages.
 
@@ -68,13 +72,10 @@ def roles(cfg: Sm100ForwardConfig) -> RoleTable:
 
 
 def tmem_map(cfg: Sm100ForwardConfig) -> tmem.TmemMap:
-    """TMEM map: S and one O per Q tile; P aliases the second half of each S."""
+    """TMEM map: S and one O per Q tile; P aliases the second half of each S, if it is there."""
     s_columns, half = cfg.s_buffers * cfg.tile_n, cfg.tile_n // 2
-    return tmem.TmemMap(
-        S=tmem.cols(0, s_columns),
-        P=tmem.alias_of("S", columns=s_columns - half, offset=half),
-        O=tmem.cols(s_columns, cfg.q_tiles * cfg.o_columns),
-    )
+    p = {} if cfg.p_in_smem else dict(P=tmem.alias_of("S", columns=s_columns - half, offset=half))
+    return tmem.TmemMap(S=tmem.cols(0, s_columns), **p, O=tmem.cols(s_columns, cfg.q_tiles * cfg.o_columns))
 
 
 NEXT_S = Implied("mma_softmax_S")
@@ -101,19 +102,32 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
         kv = Channel(*raw, Carries.ASYNC_SMEM), Channel(*converted, Carries.ASYNC_SMEM)
     else:
         kv = (shared(f"{loader}_mma_KV", loader, "mma", filled, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),)
-    rows = (
-        q,
-        *kv,
-        # Free means: the P head is written over S, and O is ready for the next addition. The next S needs no wait of
-        # its own: the matrix unit works in order, and the PV product before it waited for this.
-        shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, cfg.s_buffers, Carries.TMEM),
-        # Implied: the next S is issued after the product that reads P.
-        shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, cfg.s_buffers, Carries.TMEM),
-        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, By.WARP, cfg.s_buffers, Carries.SMEM),
-        Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
-        # Implied: correction has read O before it frees the S of the next product to O.
-        shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
-    )
+    norm = Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM)
+    rows: tuple[Channel, ...]
+    if cfg.p_in_smem:
+        rows = (
+            q,
+            *kv,
+            shared("mma_softmax_S", "mma", "softmax", By.UMMA, By.WARP, cfg.q_tiles, Carries.TMEM),
+            # Full means: P is stored, and O is ready for the next addition. Free: that addition is done.
+            shared("softmax_mma_P", "softmax", "mma", By.WARP, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM | Carries.TMEM),
+            norm,
+            shared("mma_correction_O", "mma", "correction", By.UMMA, By.WARP, cfg.q_tiles, Carries.TMEM),
+        )
+    else:
+        rows = (
+            q,
+            *kv,
+            # Free means: the P head is written over S, and O is ready for the next addition. The next S needs no wait
+            # of its own: the matrix unit works in order, and the PV product before it waited for this.
+            shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, cfg.s_buffers, Carries.TMEM),
+            # Implied: the next S is issued after the product that reads P.
+            shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, cfg.s_buffers, Carries.TMEM),
+            Channel("softmax_correction_scale", "softmax", "correction", By.WARP, By.WARP, cfg.s_buffers, Carries.SMEM),
+            norm,
+            # Implied: correction has read O before it frees the S of the next product to O.
+            shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
+        )
     storing_roles: tuple[str, ...] = ("correction",)
     if cfg.out_store is not OutStore.DIRECT:
         staged = "correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, cfg.q_tiles
@@ -133,7 +147,8 @@ def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
         *((Region("KV bytes", cfg.kv8_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.has_8bit_kv else ()),
         *(() if cfg.out_store is OutStore.DIRECT else (out,)),
-        Region("scale", cfg.s_stages * cfg.rows_bytes),
+        *((Region("P", cfg.p_bytes, align=1024),) if cfg.p_in_smem else ()),
+        *(() if cfg.p_in_smem else (Region("scale", cfg.s_stages * cfg.rows_bytes),)),
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),

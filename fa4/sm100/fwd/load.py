@@ -3,7 +3,7 @@ and half of V's columns.
 
 Waits:   load_mma_Q.free, load_mma_KV.free (for 8-bit K and V load_convert_KV.free)
 Signals: load_mma_Q.full, load_mma_KV.full (for 8-bit K and V load_convert_KV.full), in the order in which the products
-         consume the tiles: Q0 K Q1 V, then K V per block. With two S of a Q tile: Q K, then K of a block and V of the
+         consume the tiles: Q0 K Q1 V, then K V per block. If S is ahead: Q0 K Q1, then K of a block and V of the
          previous one.
 """
 
@@ -53,7 +53,7 @@ def load_qkv(context: Sm100ForwardContext, ends: Ends, q: Cursor, kv: Cursor):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            if const_expr(context.cfg.s_stages == 1):
+            if const_expr(not context.cfg.s_ahead):
                 for i in cutlass.range(work.count, unroll=1):
                     block = key_block(context, work, i)
                     if i == 0:
@@ -70,6 +70,9 @@ def load_qkv(context: Sm100ForwardContext, ends: Ends, q: Cursor, kv: Cursor):
                 for i in cutlass.range(work.count, unroll=1):
                     load_k(context, work, key_block(context, work, i), kv)
                     kv = kv.next()
+                    if i == 0:
+                        for tile in cutlass.range_constexpr(1, context.cfg.q_tiles):
+                            load_q(context, work, tile, q)
                     if i > 0:
                         load_v(context, work, key_block(context, work, i - 1), kv)
                         kv = kv.next()

@@ -2,18 +2,19 @@
 
 Two Q tiles ping-pong. Per work tile: S0 = Q0 K, S1 = Q1 K of the last key block. Then per block and Q tile: O += P V,
 and S = Q K of the next block (key blocks descend). P aliases S. The matrix unit works in order: the next S may
-overwrite P once PV is issued.
+overwrite P once PV is issued. With P in shared memory, the next S comes first.
 
 Waits:   load_mma_Q.full, load_mma_KV.full (for 8-bit K and V convert_mma_KV.full), mma_softmax_S.free,
-         softmax_mma_Ptail.full
-Signals: mma_softmax_S.full, mma_correction_O.full, load_mma_Q.free, load_mma_KV.free (convert_mma_KV.free)
+         softmax_mma_Ptail.full (softmax_mma_P.full, mma_correction_O.free)
+Signals: mma_softmax_S.full, mma_correction_O.full, load_mma_Q.free, load_mma_KV.free (convert_mma_KV.free),
+         softmax_mma_P.free
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, const_expr
+from cutlass import Boolean, Int32, const_expr
 
 from ...core.constant import Constant
 from ...fwd.variant import KvLoad, OutStore
@@ -29,7 +30,9 @@ from .work import Queue
 def mma(context: Sm100ForwardContext):
     if context.args.order.rank == LEADER:
         ends, addresses = context.ends("mma"), TmemAddresses(context)
-        if const_expr(context.cfg.s_stages == 1):
+        if const_expr(context.cfg.p_in_smem):
+            issue_with_p_in_smem(context, ends, addresses)
+        elif const_expr(context.cfg.s_stages == 1):
             issue_ping_pong(context, ends, addresses)
         else:
             issue_ahead(context, ends, addresses)
@@ -103,6 +106,76 @@ def issue_ping_pong(context: Sm100ForwardContext, ends: cutlass.Constexpr[Ends],
 
 
 @cute.jit
+def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[Ends], addresses: TmemAddresses):
+    """One S per Q tile: its next S precedes O += P V, so it is there when softmax is."""
+    cfg = context.cfg
+    q, kv = consume(ends.load_mma_Q, ALL), consume(ends.load_mma_KV)
+    s, p = produce(ends.mma_softmax_S, ALL), consume(ends.softmax_mma_P, ALL)
+    o = produce(ends.mma_correction_O, ALL)
+
+    queue = Queue.first(context, ends)
+    while queue.has_tile():
+        work = queue.tile()
+        if work.count > 0:
+            for tile in cutlass.range_constexpr(cfg.q_tiles):
+                q.wait(tile)
+                issue_s_of_tile(context, addresses, tile, s, kv)
+            kv, s = kv.next(), s.next()
+            for i in cutlass.range(work.count, unroll=1):
+                k, v = kv, kv
+                if i + 1 < work.count:
+                    v = kv.next()
+                if i + 1 < work.count:
+                    for tile in cutlass.range_constexpr(cfg.q_tiles):
+                        issue_s_of_tile(context, addresses, tile, s, k)
+                    s = s.next()
+                for tile in cutlass.range_constexpr(cfg.q_tiles):
+                    if i == 0:
+                        o.wait(tile)
+                    issue_o_of_tile(context, addresses, tile, p, v, i > 0)
+                kv, p = v.next(), p.next()
+            with cute.arch.elect_one():
+                for tile in cutlass.range_constexpr(cfg.q_tiles):
+                    o.commit(tile)
+                    if const_expr(cfg.out_store is not OutStore.TMA_OVER_Q):
+                        q.commit(tile)
+            q, o = q.next(), o.next()
+        queue = queue.next()
+
+
+def issue_s_of_tile(context: Sm100ForwardContext, addresses: TmemAddresses, tile: int, s: Cursor, k: Cursor):
+    """S = Q K of one Q tile and the key block at `k`, once softmax has loaded the S before it."""
+    cfg, qk, smem = context.cfg, context.cfg.qk, context.smem
+    if tile == 0:
+        k.wait()
+    s.wait(tile)
+    q_descriptor = qk.a.at(smem.address("Q") + tile * cfg.q_tile.nbytes)
+    k_descriptor = qk.b.at(smem.address("KV") + k.stage * cfg.kv_stage_bytes)
+    with cute.arch.elect_one():
+        qk.issue(addresses.S[tile], q_descriptor, k_descriptor, False)
+        s.commit(tile)
+        if tile == cfg.q_tiles - 1:
+            k.commit()
+
+
+def issue_o_of_tile(
+    context: Sm100ForwardContext, addresses: TmemAddresses, tile: int, p: Cursor, v: Cursor, accumulate: Boolean
+):
+    """O += P V of one Q tile, P in shared memory."""
+    cfg, pv, smem = context.cfg, context.cfg.pv, context.smem
+    if tile == 0:
+        v.wait()
+    p.wait(tile)
+    p_descriptor = pv.a.at(smem.address("P") + tile * cfg.p_tile.nbytes)
+    v_descriptor = pv.b.at(smem.address("KV") + v.stage * cfg.kv_stage_bytes)
+    with cute.arch.elect_one():
+        pv.issue(addresses.O[tile], p_descriptor, v_descriptor, accumulate)
+        p.commit(tile)
+        if tile == cfg.q_tiles - 1:
+            v.commit()
+
+
+@cute.jit
 def issue_ahead(context: Sm100ForwardContext, ends: cutlass.Constexpr[Ends], addresses: TmemAddresses):
     """Two S of one Q tile: S of the next key block precedes O += P V of this one, so it is there when softmax is."""
     cfg = context.cfg
@@ -160,9 +233,13 @@ class TmemAddresses(Constant):
 
     def __init__(self, context: Sm100ForwardContext):
         cfg, base, tmem_map = context.cfg, tmem.base(context.smem), context.tmem
-        steps = ((tmem_map.S, cfg.tile_n), (tmem_map.P, cfg.tile_n), (tmem_map.O, cfg.o_columns))
-        by_tile = [[base + first + tile * step for tile in range(cfg.q_tiles)] for first, step in steps]
-        self.S, self.P, self.O = by_tile
+
+        def by_tile(first: int, step: int) -> list[Int32]:
+            return [base + first + tile * step for tile in range(cfg.q_tiles)]
+
+        self.S = by_tile(tmem_map.S, cfg.tile_n)
+        self.P = None if cfg.p_in_smem else by_tile(tmem_map.P, cfg.tile_n)
+        self.O = by_tile(tmem_map.O, cfg.o_columns)
 
 
 def issue_pv(

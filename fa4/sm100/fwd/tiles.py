@@ -32,8 +32,7 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTiles(TileShape):
-    """Tuned values of a problem: a row of each table. polynomial: pairs of every 16 whose exp2 runs on the FMA
-    units."""
+    """Tuned values of a problem: a row of each table. polynomial: see `Sm100ForwardConfig`."""
 
     polynomial: int
     schedule: Schedule
@@ -63,6 +62,7 @@ MEMORY_BOUND = FP8 | SCATTERED | FEW
 D128 = Condition("head dims 128", lambda case: case.spec.head_dim == case.spec.head_dim_v == 128)
 MLA = Condition("head dims (192, 128)", lambda case: (case.spec.head_dim, case.spec.head_dim_v) == (192, 128))
 WIDE = ~MLA & Condition("a head dim above 128", lambda case: max(case.spec.head_dim, case.spec.head_dim_v) > LANES)
+CUT_TILES = Condition("blocks of no whole 256 queries", _cuts_tiles)
 FILLED = ~CACHE & Condition("rows fill pairs", _fills_pair)
 NARROW_V = Condition("head_dim_v <= 64", lambda case: case.spec.head_dim_v <= 64)
 V128 = Condition("head_dim_v <= 128", lambda case: case.spec.head_dim_v <= LANES)
@@ -87,7 +87,7 @@ TILES = (
     Rule("pairs above 128", WIDE & FILLED & ~BLOCKS, _WIDE_PAIR,
          "d = 256 full 2028, causal 1916; O staged 2025 and 1868; a CTA alone 1424 causal"),
     Rule("one CTA above 128", WIDE, _WIDE, "half of a pair's rows would be empty, or a block mask cuts them"),
-    Rule("block mask, 128 rows", BLOCKS & Condition("blocks of no whole 256 queries", _cuts_tiles),
+    Rule("block mask, 128 rows", BLOCKS & CUT_TILES,
          TileShape(q_tiles=1), "a work tile is a block of queries of the block mask"),
     Rule("block mask", BLOCKS, TileShape(), "a work tile is a block of queries of the block mask, or a part of one"),
     Rule("e4m3, no staged O", E4M3 & MLA, TileShape(direct_store=True),
@@ -99,15 +99,14 @@ TILES = (
          "1768, one CTA with its two K/V stages 1466; at d = 128, pairs 1555, one CTA 1637"),
     Rule("one CTA", OTHERWISE, TileShape(), "two Q tiles ping-pong"),
 )  # fmt: skip
-# Pairs of every 16 whose exp2 runs on the FMA units. At (192, 128) the products take longer than all exponentials, but
-# do not hide them: a tile's softmax overlaps the products of the other tile only, which take half as long as the
-# exponentials of both tiles.
+# Pairs of every 16 (words, if P is in shared memory) whose exp2 runs on the FMA units. At (192, 128) the products of 16
+# bits take longer than all exponentials, but do not hide them: a tile's softmax overlaps the products of the other tile
+# only, which take half as long as the exponentials of both tiles.
 POLYNOMIALS = (
     Rule("exp2 0/16", MEMORY_BOUND | Condition("sm_103", lambda case: case.chip.number == 103), 0,
          "the special-function unit is no bound; that of sm_103 is twice as fast"),
-    Rule("e4m3, exp2 6/16", E4M3 & (NARROW_V | (FULL & V128)), 6,
-         "d = 64 full 981, causal 885, by 5/16 883 and 822; (192, 128) full 2243, by 4/16 1877"),
-    Rule("e4m3, exp2 2/16", E4M3 & V128, 2, "d = 128 causal 1617, by 4/16 1573; (192, 128) causal 1886, by 4/16 1818"),
+    Rule("e4m3, exp2 10/16", E4M3 & V128 & ~(BLOCKS & CUT_TILES), 10,
+         "a line costs less than a polynomial: d = 128 full 2640, by 8/16 2468, by 12/16 2431"),
     Rule("exp2 5/16", NARROW_V, 5,
          "exp2 takes twice the cycles of the product"),
     Rule("exp2 6/16", FULL & Condition("head_dim <= 128", lambda case: case.spec.head_dim <= 128), 6,

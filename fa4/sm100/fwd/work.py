@@ -15,7 +15,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Float32, Int32
 
 from ...core.mask import range_blocks
 from ...fwd.device.work import Work, work_tile
@@ -81,3 +81,10 @@ def row_tile(context: Sm100ForwardContext, work: Work, tile: Int32 | int) -> Int
     """Index of the block of `tile_m` rows of the sequence that is this CTA's Q tile `tile`."""
     cfg = context.cfg
     return (work.m_block * cfg.q_tiles + tile) * cfg.ctas + context.args.order.rank
+
+
+def rows_in_smem(context: Sm100ForwardContext, name: str) -> cute.Tensor:
+    """One float per row of the CTA, of scales one per row of every S. The softmax warpgroups are the first warps, so a
+    thread index is a row index."""
+    rows = context.cfg.cta_rows * (context.cfg.s_stages if name == "scale" else 1)
+    return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(rows))

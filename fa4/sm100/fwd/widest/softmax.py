@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 from ....core.vec_io import pack_half, store_vec
 from ....fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
@@ -27,8 +27,8 @@ from ....pipeline.smem import store_row
 from ... import tmem
 from ...exp2 import exp2_mufu
 from ...stages import column_parts
-from ..correction import COLUMNS, normalised, rescale
-from ..softmax import (
+from ..correction import COLUMNS, normalised, rescale_if_any
+from ..row_softmax import (
     LOAD_COLUMNS,
     RowInBlock,
     RowKeys,
@@ -105,19 +105,13 @@ def softmax_step(
         packed.append(pack_half(kept[0], kept[1], cfg.v_dtype))
     p_cursor.wait()  # O has the product with the P before
     # Without a visible key before this block, O is 0, or not written yet.
-    rescale_if_any(context, factor, (factor < 1.0) & (before != -Float32.inf))
+    rescale_if_any(context, 0, factor, (factor < 1.0) & (before != -Float32.inf), cfg.o_columns)
     store_p(context, packed)
     tmem.wait_loads()  # the next S but one overwrites this one
     p_cursor.arrive()
     sums = packed_sum(pairs)
     total = total * factor + (sums[0] + sums[1])
     return row_max_scaled, total, cute.arch.fmax(row_max, block_max), p_cursor.next()
-
-
-@cute.jit
-def rescale_if_any(context: WidestContext, factor: Float32, must_rescale: Boolean):
-    if cute.arch.vote_any_sync(must_rescale):
-        rescale(context, 0, factor, context.cfg.o_columns)
 
 
 def store_p(context: WidestContext, packed: list[Int32]) -> None:

@@ -1,0 +1,110 @@
+"""Softmax step of a Q tile whose P is in shared memory, in e4m3. Softmax itself rescales O if a row max has grown.
+
+A share of the words of P comes from the special-function unit, the others from `exp2.Line`, in float16.
+
+Waits:   mma_softmax_S.full, softmax_mma_P.free
+Signals: mma_softmax_S.free, softmax_mma_P.full
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...core.vec_io import Packed, add_f16x2, floats_of_f16x2, pack_f16x2_as_e4m3
+from ...pipeline.cursor import Cursor, Lane, produce
+from ...pipeline.ends import Ends
+from ...pipeline.smem import store_row
+from .. import tmem
+from ..exp2 import Line, is_polynomial
+from .config import Sm100ForwardConfig, Sm100ForwardContext
+from .correction import rescale_if_any
+from .row_softmax import RowInBlock, finite_offset, load_scores, offset_and_factor, row_maximum
+
+WORD = 4  # keys whose P fills a word
+
+
+def smem_p_step(
+    context: Sm100ForwardContext,
+    ends: Ends,
+    tile: Int32,
+    cursor: Cursor,
+    state: tuple[Float32, Float32, Float32, Float32],
+    block: RowInBlock,
+    is_masked: bool,
+):
+    """Process one key block: S -> P. state: as of `softmax.softmax_step`, and the largest score whose P is on the
+    line."""
+    cfg = context.cfg
+    row_max_scaled, total, row_max, line_max = state
+    row = cute.arch.thread_idx()[0] % cfg.tile_m
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    p_cursor = cursor.at_iteration_of(produce(ends.softmax_mma_P, Lane(tile, cfg.q_tiles)))
+
+    cursor.wait()
+    s = load_scores(tmem.lane_address(context.tmem.S, warp) + tile * cfg.tile_n, cfg.tile_n)
+    tmem.wait_loads()
+    cursor.arrive()
+    s = block.visible_scores(cfg, s, is_masked)
+
+    on_line = [is_on_line(cfg, word) for word in range(cfg.tile_n // WORD)]
+    maxima = [
+        row_maximum([x for i, x in enumerate(s) if on_line[i // WORD] == is_line])
+        for is_line in (False, True)
+        if is_line in on_line
+    ]
+    block_max = maxima[0] if len(maxima) == 1 else cute.arch.fmax(*maxima)
+    before = row_max_scaled
+    row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * block.scales.log2)
+    minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
+    words, block_sum = weights(cfg, block, s, on_line, minus_offset)
+    p_cursor.wait()  # O has the product with the P before
+    # Without a visible key before this block, O is 0, or not written yet.
+    rescale_if_any(context, tile, factor, (factor < 1.0) & (before != -Float32.inf), cfg.head_dim_v_padded)
+    store_row(context.smem.address("P") + tile * cfg.p_tile.nbytes, cfg.p_tile, row, 0, words)
+    p_cursor.arrive()
+    if on_line[-1]:
+        line_max = cute.arch.fmax(line_max, maxima[-1])
+    return row_max_scaled, total * factor + block_sum, cute.arch.fmax(row_max, block_max), line_max
+
+
+def is_on_line(cfg: Sm100ForwardConfig, word: int) -> bool:
+    """True if this word of a row of P comes from the line. Dropout would have to mask float16 numbers."""
+    has_dropout = cfg.mods is not None and cfg.has_dropout
+    return not has_dropout and is_polynomial(word, cfg.polynomial)
+
+
+def weights(
+    cfg: Sm100ForwardConfig, block: RowInBlock, s: list[Float32], on_line: list[bool], minus_offset: Float32
+) -> tuple[list[Int32], Float32]:
+    """Return P of a row, packed into words, and its sum before rounding. The sum grows with the words: at the end, it
+    would wait for its own results."""
+    line = Line(block.scales.log2, minus_offset)
+    words, floats, halves = list[Int32](), list[tuple[Float32, Float32]](), list[Int32]()
+    for word in range(len(on_line)):
+        if on_line[word]:
+            pairs = [line.pair(*s[WORD * word + i : WORD * word + i + 2]) for i in (0, 2)]
+            words.append(pack_f16x2_as_e4m3(*pairs))
+            halves = [add_f16x2(*pair) for pair in zip(halves, pairs)] if halves else pairs
+        else:
+            packed, pairs = Packed(cfg.v_dtype), []
+            for pair in (2 * word, 2 * word + 1):
+                p, kept = block.weights(s, pair, minus_offset, 0)
+                packed.add(*kept)
+                pairs.append(p)
+            words += packed.words
+            floats = [cute.arch.add_packed_f32x2(*pair) for pair in zip(floats, pairs)] if floats else pairs
+    floats += [floats_of_f16x2(half) for half in halves]
+    while len(floats) > 1:
+        floats = [cute.arch.add_packed_f32x2(*pair) for pair in zip(floats[::2], floats[1::2])]
+    return words, floats[0][0] + floats[0][1]
+
+
+def counted_p(state: tuple[Any, ...], scale: Float32, p_max: Float32) -> Float32:
+    """Return what the row sum has of the largest P of a row, `p_max`."""
+    row_max_scaled, _, row_max, line_max = state
+    on_line = Line(scale, -row_max_scaled).value(row_max)
+    return Float32(cutlass.select_(line_max == row_max, on_line, p_max))
