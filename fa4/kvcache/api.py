@@ -48,6 +48,7 @@ def flash_attn_with_kvcache(
     cu_seqlens_k_new: Tensor | None = None,
     max_seqlen_q: int | Tensor | None = None,
     max_seqlen_k: int | None = None,
+    q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
@@ -71,7 +72,8 @@ def flash_attn_with_kvcache(
     `flash_attn_func`.
 
     Args:
-        q: (batch, seqlen_q, heads_q, head_dim); with cu_seqlens_q packed, (total_q, heads_q, head_dim).
+        q: (batch, seqlen_q, heads_q, head_dim); with cu_seqlens_q packed, (total_q, heads_q, head_dim). float8_e4m3fn
+            with an 8-bit cache: it is converted to bfloat16, exactly, and counts as such.
         k_cache: (batch, rows, heads_kv, head_dim), or with page_table (pages, rows of a page, heads_kv, head_dim); q's
             dtype, or float8_e4m3fn or int8. uint8: rows of 656 bytes, see `fa4.mla_attention_with_kvcache`.
         v_cache: the same with head_dim_v columns; of 656-byte rows k_cache[..., :512].
@@ -91,8 +93,8 @@ def flash_attn_with_kvcache(
         max_seqlen_q, max_seqlen_k: upper bounds of a sequence's queries, and of its keys including the new ones; they
             size the launch and never change results. max_seqlen_q may be a 0-dim tensor. None, or a tensor on an
             accelerator (reading it would synchronise), means total_q, and all rows.
-        k_descale, v_descale: float32 factors on 8-bit K/V: one, (heads_kv,) or (batch, heads_kv); finite, 0 or more.
-            New rows are divided by the factor, rounded, and clamped to the cache's range.
+        q_descale, k_descale, v_descale: float32 factors on 8-bit q, K and V: one, (heads_kv,) or (batch, heads_kv);
+            finite, 0 or more. New rows are divided by the factor, rounded, and clamped to the cache's range.
         num_splits: number of parts that a sequence's keys are split into, for more CTAs in flight; 0 leaves it to the
             backend. It changes results by rounding only. Backends without split-KV treat it as 1.
         batch_invariant: results of a sequence do not depend on the rest of the batch, bitwise: keys are split into
@@ -121,12 +123,13 @@ def flash_attn_with_kvcache(
     elif block_table is not None:
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
     return_lse = common.boolean("return_lse", return_lse, "a bool")
+    q = checks.widened_queries(q, k_cache, q_descale)
     if autocast_anywhere() and isinstance(q, Tensor):
         are_cast = getattr(k_cache, "dtype", None) in (autocast_dtype(q), *ALL_BYTES)
         q, k, v = cast_all(q, k, v) if are_cast else (q, k, v)
     t = checks.Tensors(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
-        cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
+        cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale, q_descale,
     )  # fmt: skip
     opts = (
         softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved,
@@ -151,7 +154,8 @@ def flash_attn_with_kvcache(
     seqlens = _seqlens(t)
     if k_cache.dtype in ALL_BYTES:
         k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
-    layout = Cache(page_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
+    scores_descale = k_descale if q_descale is None else k_descale * _descale(t, q_descale)  # q's is one of the scores
+    layout = Cache(page_table, cache_batch_idx, cache_leftpad, scores_descale, v_descale)
     inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
     if by_dispatcher and not torch.compiler.is_compiling() and is_transformed() and not is_plain(inputs, layout):
         checks.refuse_mapped(t, table)

@@ -34,6 +34,7 @@ class Tensors(NamedTuple):
     cu_seqlens_k_new: Tensor | None = None
     k_descale: Tensor | None = None
     v_descale: Tensor | None = None
+    q_descale: Tensor | None = None
 
     @property
     def batch(self) -> int:
@@ -42,6 +43,22 @@ class Tensors(NamedTuple):
     @property
     def capacity(self) -> int:
         return Cache(self.page_table).capacity(self.k_cache)
+
+
+def widened_queries(q: Tensor, k_cache: Tensor, q_descale: Tensor | None) -> Tensor:
+    """Return e4m3 queries in bfloat16, which holds them exactly: kernels convert keys of 8 bits, not queries.
+
+    Raises:
+        TypeError: q is e4m3 and the cache is not of 8 bits, or q_descale is given with another q.
+    """
+    dtype, of_cache = getattr(q, "dtype", None), getattr(k_cache, "dtype", None)
+    if dtype is not torch.float8_e4m3fn:
+        if q_descale is not None:
+            raise TypeError(f"q_descale is given with q of dtype {dtype}, expected torch.float8_e4m3fn")
+        return q
+    if of_cache not in BYTES:
+        raise TypeError(f"q has dtype {dtype} with a k_cache of dtype {of_cache}, expected {_BYTES_SHOWN} of the cache")
+    return q.to(torch.bfloat16)
 
 
 def check(t: Tensors, table: str = "page_table") -> None:
@@ -220,7 +237,7 @@ def _check_rotary(t: Tensors) -> None:
 
 def _check_descales(t: Tensors) -> None:
     heads = t.k_cache.shape[2]
-    for name, x in (("k_descale", t.k_descale), ("v_descale", t.v_descale)):
+    for name, x in (("q_descale", t.q_descale), ("k_descale", t.k_descale), ("v_descale", t.v_descale)):
         if x is None:
             continue
         if t.k_cache.dtype not in BYTES:

@@ -85,7 +85,7 @@ def _check(t: Tensors, same_position: bool, max_seqlens: tuple[int, int], table:
         _check_written_pages(table, t.page_table, [*map(range, pads, after)], new, t.k_cache.shape[1])
     if t.rotary_cos is not None:
         _check_positions(t, before, new, queries, same_position)
-    for name, descale in (("k_descale", t.k_descale), ("v_descale", t.v_descale)):
+    for name, descale in (("q_descale", t.q_descale), ("k_descale", t.k_descale), ("v_descale", t.v_descale)):
         _check_descale(name, descale)
 
 
