@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..mods.frontend.call import MaskMod, ScoreMod
 from ..runtime.torch_internals import autocast_anywhere
-from ..torch_ops import calls, checks, low_precision
+from ..torch_ops import calls, checks, low_precision, out_8bit
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
 from ..torch_ops.recipes import EIGHT_BIT
@@ -39,6 +39,7 @@ class _DenseKeywords(TypedDict, total=False):
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
+    out_descale: Tensor | None
     backend: str
 
 
@@ -90,6 +91,7 @@ def flash_attn_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    out_descale: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute exact softmax attention over padded batches with O(seqlen) memory.
@@ -137,6 +139,8 @@ def flash_attn_func(
         q_descale, k_descale, v_descale: factors, 0 or more, on float8_e4m3fn q, k and v; see `fa4.quantize` for the
             recipes and their shapes. Heads of q may have own factors or share those of their key/value head, (batch,
             heads_kv). None means 1. Such a call has no gradients of q, k and v.
+        out_descale: () or (1,) float32, positive: out becomes float8_e4m3fn with out ~= data * out_descale, for a
+            product of 8 bits after attention. Larger numbers than 448 * out_descale saturate. No gradients.
         backend: "auto", or the name of a backend, which then serves the call or raises.
 
     q, k and v may be nested tensors of torch's jagged layout, (batch, lengths, heads, head_dim). Then out and lse
@@ -147,9 +151,9 @@ def flash_attn_func(
     Under `torch.autocast`, q, k and v (but not the sink) are cast to autocast's dtype, except float64.
 
     Returns:
-        out (batch, seqlen_q, heads_q, head_dim_v) in q's dtype (bfloat16 for 8-bit q) and, with return_lse, lse
-        (batch, heads_q, seqlen_q), natural logarithm, float32 (float64 for float64 inputs). A row without a key has out
-        0 and lse -inf (the sink, if there is one).
+        out (batch, seqlen_q, heads_q, head_dim_v) in q's dtype (bfloat16 for 8-bit q; with out_descale 8 bits) and,
+        with return_lse, lse (batch, heads_q, seqlen_q), natural logarithm, float32 (float64 for float64 inputs). A row
+        without a key has out 0 and lse -inf (the sink, if there is one).
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -159,6 +163,8 @@ def flash_attn_func(
     """
     if return_lse is not False:
         checks.boolean("return_lse", return_lse, "a bool")
+    if out_descale is not None:
+        out_8bit.check(out_descale, {"q": q, "k": k, "v": v, "learnable_sink": learnable_sink})
     has_factors = not (q_descale is k_descale is v_descale is None)
     is_low = has_factors or precision is not None or getattr(q, "dtype", None) in EIGHT_BIT
     if not is_low and autocast_anywhere():
@@ -173,6 +179,8 @@ def flash_attn_func(
         out, lse = low_precision.attend(False, tensors, (None, None), options, extras, precision, *factors)
     else:
         out, lse = calls.attend(False, tensors, (None, None), options, extras)
+    if out_descale is not None:
+        out = out_8bit.rounded(out, out_descale)
     return (out, lse) if return_lse else out
 
 
@@ -221,6 +229,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    out_descale: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax attention over packed sequences of different lengths.
@@ -252,6 +261,8 @@ def flash_attn_varlen_func(
     """
     if return_lse is not False:
         checks.boolean("return_lse", return_lse, "a bool")
+    if out_descale is not None:
+        out_8bit.check(out_descale, {"q": q, "k": k, "v": v, "learnable_sink": learnable_sink})
     has_factors = not (q_descale is k_descale is v_descale is None)
     is_low = has_factors or precision is not None or getattr(q, "dtype", None) in EIGHT_BIT
     if not is_low and autocast_anywhere():
@@ -267,4 +278,6 @@ def flash_attn_varlen_func(
         out, lse = low_precision.attend(True, tensors, lengths, options, extras, precision, *factors)
     else:
         out, lse = calls.attend(True, tensors, lengths, options, extras)
+    if out_descale is not None:
+        out = out_8bit.rounded(out, out_descale)
     return (out, lse) if return_lse else out

@@ -56,17 +56,19 @@ def explain(
 ) -> dispatch.Explanation:
     """Return which backend and tiles a call with these arguments gets, and why the preferred backends do not serve it.
 
-    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func`, without `return_lse` and `dropout_seed`, which
-    change nothing here. Also takes those arguments of `flash_attn_with_kvcache` that affect the choice, with the caches
-    as k and v. For 8-bit q, k and v, and with precision, the answer is about the 16-bit tensors that they are
-    dequantised to, or about a kernel that multiplies 8-bit numbers, which is a forward. Packed q, k, v without
-    cu_seqlens count as one sequence. Runs nothing, and reads only a block mask's counts, for the fraction of visited
-    blocks. The returned record prints as text. Tensors on the "meta" device work if only shapes are known.
+    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func`, without `return_lse`, `dropout_seed` and
+    `out_descale`, which change nothing here. Also takes those arguments of `flash_attn_with_kvcache` that affect the
+    choice, with the caches as k and v. For 8-bit q, k and v, and with precision, the answer is about the 16-bit tensors
+    that they are dequantised to, or about a kernel that multiplies 8-bit numbers, which is a forward. Packed q, k, v
+    without cu_seqlens count as one sequence. Runs nothing, and reads only a block mask's counts, for the fraction of
+    visited blocks. The returned record prints as text. Tensors on the "meta" device work if only shapes are known.
 
     Raises:
         TypeError, ValueError: the call would raise it for one of its arguments.
     """
     checks.refuse_nested(q, k, v)
+    if any(x is not None for x in (cache_seqlens, cache_batch_idx, cache_leftpad, page_table)):
+        q, q_descale = cache_checks.widened_queries(q, k, q_descale), None
     descales, is_8bit = (q_descale, k_descale, v_descale), getattr(q, "dtype", None) in recipes.EIGHT_BIT
     if not is_8bit:
         q, k, v = cast_all(q, k, v)

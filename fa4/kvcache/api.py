@@ -11,7 +11,7 @@ from ..runtime import scaled_rows
 from ..runtime.spec import ALL_BYTES, AttentionInputs, Cache
 from ..runtime.torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
 from ..torch_ops import checks as common
-from ..torch_ops import mod_ops
+from ..torch_ops import mod_ops, out_8bit
 from ..torch_ops.autocast import autocast_dtype, cast_all
 from ..torch_ops.checks import Options, WindowSize
 from ..torch_ops.ops import spec_and_plan
@@ -51,6 +51,7 @@ def flash_attn_with_kvcache(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    out_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: WindowSize = (None, None),
@@ -95,6 +96,7 @@ def flash_attn_with_kvcache(
             accelerator (reading it would synchronise), means total_q, and all rows.
         q_descale, k_descale, v_descale: float32 factors on 8-bit q, K and V: one, (heads_kv,) or (batch, heads_kv);
             finite, 0 or more. New rows are divided by the factor, rounded, and clamped to the cache's range.
+        out_descale: as in `flash_attn_func`: out becomes float8_e4m3fn.
         num_splits: number of parts that a sequence's keys are split into, for more CTAs in flight; 0 leaves it to the
             backend. It changes results by rounding only. Backends without split-KV treat it as 1.
         batch_invariant: results of a sequence do not depend on the rest of the batch, bitwise: keys are split into
@@ -123,6 +125,8 @@ def flash_attn_with_kvcache(
     elif block_table is not None:
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
     return_lse = common.boolean("return_lse", return_lse, "a bool")
+    if out_descale is not None:
+        out_8bit.check(out_descale, {"q": q})
     q = checks.widened_queries(q, k_cache, q_descale)
     if autocast_anywhere() and isinstance(q, Tensor):
         are_cast = getattr(k_cache, "dtype", None) in (autocast_dtype(q), *ALL_BYTES)
@@ -180,6 +184,8 @@ def flash_attn_with_kvcache(
         q, seqlens = append_by_operator(new) if by_operator else cached.append(new)
         inputs = inputs._replace(q=q, seqused_k=seqlens)
     out, lse = forward(inputs, layout, mods, flags) if by_operator else cached.run(inputs, layout)
+    if out_descale is not None:
+        out = out_8bit.rounded(out, out_descale)
     return (out, lse) if return_lse else out
 
 
