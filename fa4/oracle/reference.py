@@ -86,8 +86,8 @@ class _Arithmetic:
     v are such numbers times factors, so only P is rounded, times a power of two. sequential: a product
     of operands that are not rounded adds its terms one after the other, as a BLAS does for some shapes. Other shapes
     have partial sums, which err less. key_order: seed of `_max_so_far`. sum_bits: significand of a tensor core's
-    sums. largest_p: see `fwd.variant.ForwardVariant`. line: words of every 16 (of four keys) of P in e4m3 whose exp2 is
-    a line between powers of two, see `LINE_SHIFT`."""
+    sums. largest_p: see `fwd.variant.ForwardVariant`. line: (groups of every 16 of P in e4m3 whose exp2 is a
+    line between powers of two, keys of a group), see `LINE_SHIFT`."""
 
     dtype: torch.dtype
     operand: torch.dtype | None
@@ -95,7 +95,7 @@ class _Arithmetic:
     key_order: int | None = None
     sum_bits: int = 24
     largest_p: int = 5
-    line: int = 0
+    line: tuple[int, int] | None = None
 
     @property
     def is_8bit(self) -> bool:
@@ -106,13 +106,14 @@ class _Arithmetic:
 
     def on_line(self, p: Tensor) -> Tensor:
         """P, of which a row's largest is 1, with a share of it on the line."""
-        if not self.line:
+        if self.line is None:
             return p
         x = torch.log2(p) + self.largest_p + LINE_SHIFT
         n = (x * 64).round().div(64).floor()  # in steps of 1/64
         line = torch.exp2(n) * (1 + (x * 64).round() / 64 - n)
-        word = torch.arange(p.shape[-1], device=p.device) // 4 % 16
-        takes_line = (word + 1) * self.line // 16 > word * self.line // 16
+        share, keys = self.line
+        group = torch.arange(p.shape[-1], device=p.device) // keys
+        takes_line = (group + 1) * share // 16 > group * share // 16
         return torch.where(takes_line, torch.where(x < -15, 0.0, line / 2**self.largest_p), p)
 
     def round_weights(self, p: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ def _scores(
 def _lse(math: _Arithmetic, s: Tensor, sink: Tensor | None) -> Tensor:
     """Log-sum-exp of rows with the sink, (heads, seqlen_q); -inf for a row without terms. The largest P of a row is not
     on the line."""
-    if s.shape[2] and math.line:
+    if s.shape[2] and math.line is not None:
         p, row_max, max_so_far = _weights(math, s)
         at_max = s.argmax(dim=2, keepdim=True)
         p = p.scatter(2, at_max, (row_max > -torch.inf).to(p.dtype))
@@ -228,7 +229,7 @@ def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, k: Tensor | int)
     p, row_max, max_so_far = _weights(math, s)
     o = (math.round_weights(p) * _exp(max_so_far, row_max) * k) @ math.round(vs)
     factor = torch.exp(row_max - lse[..., None])
-    if math.line:  # lse has 1 for the largest P
+    if math.line is not None:  # lse has 1 for the largest P
         factor = 1 / (1 / factor + p.gather(2, s.argmax(dim=2, keepdim=True)) - 1)
     return o * factor.nan_to_num(0.0)
 
@@ -280,7 +281,7 @@ def forward(
     key_order: int | None = None,
     sum_bits: int = 24,
     largest_p: int = 5,
-    line: int = 0,
+    line: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k). sequential
     and key_order: other roundings of the same-precision reference. sequential: float32 products add their terms in
@@ -329,7 +330,7 @@ def backward_with_captured(
     sequential: bool = False,
     key_order: int | None = None,
     largest_p: int = 5,
-    line: int = 0,
+    line: tuple[int, int] | None = None,
     ds_factors: Tensor | None = None,
 ) -> tuple[Gradients, list[Tensor]]:
     """Gradients by formula, also of the tensors that the score_mod captured, for `dout` shaped like out and `dlse`

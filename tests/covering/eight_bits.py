@@ -104,7 +104,7 @@ class TrainedCall(calls.Call):
             problem = replace(problem, rounding=rounding_of(problem, self.chip, self.kept is not None))
         outs = ("out", "lse")
         verdict = judge(problem, {name: results[name] for name in outs}, self.functions, self.kept)
-        rounding = {name: x for name, x in problem.rounding.items() if name in ("largest_p", "line")}
+        rounding = {name: x for name, x in problem.rounding.items() if name != "sum_bits"}
         if self.natives.get("native_backward"):
             dlse = defined(problem.dlse, results["lse"]) if self.row["dlse"] == "yes" else None
             saved = Saved(results["out"], results["lse"], problem.dout, dlse)

@@ -34,14 +34,15 @@ CASES = (
 def rounding_of(problem, chip, has_dropout=False):
     """How a chip's kernel rounds products of e4m3, as options of the reference. chip: its number."""
     if chip == 90:
-        return reference.HOPPER_8BIT
+        is_narrow = max(problem.spec.head_dim, problem.spec.head_dim_v) <= 64
+        return reference.HOPPER_8BIT | ({"line": (8, 16)} if is_narrow else {})
     if chip // 10 != 10:
         return {}
     i = problem.inputs
     spec = replace(problem.spec, dtype=torch.bfloat16, operands=Operands.E4M3)
     extent = ProblemSize(i.batch, i.max_seqlen_q, i.max_seqlen_k)
     cfg = Sm100Forward(spec, extent, chip_by_number(chip)).cfg
-    return {"line": cfg.polynomial} if cfg.p_in_smem and not has_dropout else {}
+    return {"line": (cfg.polynomial, 4)} if cfg.p_in_smem and not has_dropout else {}
 
 
 def of_heads(problem, seed, chip):

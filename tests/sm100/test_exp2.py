@@ -5,7 +5,8 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.sm100.exp2 import COEFFICIENTS, is_polynomial
+from fa4.core.line import is_in_share
+from fa4.sm100.exp2 import COEFFICIENTS
 
 
 def polynomial(fraction: np.ndarray) -> np.ndarray:
@@ -29,7 +30,7 @@ def test_error_on_every_fraction():
 
 @pytest.mark.parametrize("share", range(17))
 def test_share_of_pairs(share):
-    chosen = [is_polynomial(pair, share) for pair in range(64)]
+    chosen = [is_in_share(pair, share) for pair in range(64)]
     assert sum(chosen) == 4 * share
     gaps = np.diff([i for i, hit in enumerate(chosen) if hit])
     assert share < 2 or gaps.max() - gaps.min() <= 1  # spread evenly

@@ -16,13 +16,14 @@ from ...bwd.launch import BackwardKernelArguments
 from ...core.constant import Constant
 from ...core.dropout import apply_dropout
 from ...core.fragment_values import FragmentValues
+from ...core.line import is_in_share
 from ...core.mask_bits import apply_mask_unless, mask_bits
 from ...core.scoring import Scoring
 from ...core.vec_io import Packed
 from ...fwd.device.scales import nonzero_descale
 from ...runtime.spec import GradientFactor
 from .. import tmem
-from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
+from ..exp2 import exp2_mufu, exp2_polynomial
 from .config import CHUNK, Sm100BackwardSteps
 
 RowStatistic = Callable[[int], list[Float32]]  # index, a multiple of 4 -> values of this element and the next three
@@ -60,7 +61,7 @@ class StepElements(Constant):
             if self.band_words:
                 bits, bit = self.band_words[2 * pair // 32], 2 * pair % 32
                 x = apply_mask_unless(bits, bit, x[0]), apply_mask_unless(bits, bit + 1, x[1])
-            if is_polynomial(pair, cfg.polynomial):
+            if is_in_share(pair, cfg.polynomial):
                 p_pair = exp2_polynomial(*x)
             else:
                 p_pair = exp2_mufu(x[0]), exp2_mufu(x[1])

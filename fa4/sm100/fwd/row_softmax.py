@@ -13,6 +13,7 @@ from ...core.constant import Constant
 from ...core.dropout import Dropout, apply_dropout
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
+from ...core.line import is_in_share
 from ...core.mask import range_blocks, sparse_blocks
 from ...core.mask_bits import apply_mask
 from ...core.score import apply_softcap
@@ -22,7 +23,7 @@ from ...fwd.device.work import Work
 from ...fwd.variant import ForwardVariant
 from ...pipeline.cursor import Cursor
 from .. import tmem
-from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
+from ..exp2 import exp2_mufu, exp2_polynomial
 from .config import Sm100ForwardContext
 from .work import key_block
 
@@ -99,7 +100,7 @@ class RowInBlock(Constant):
         exp2 runs on the FMA units."""
         scale = self.scales.log2
         x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), (scale, scale), (minus_offset, minus_offset))
-        p = exp2_polynomial(x, y) if is_polynomial(pair, polynomial) else (exp2_mufu(x), exp2_mufu(y))
+        p = exp2_polynomial(x, y) if is_in_share(pair, polynomial) else (exp2_mufu(x), exp2_mufu(y))
         kept = p
         if self.keep_bits is not None:
             kept = tuple(apply_dropout(self.keep_bits, 2 * pair + i, x) for i, x in enumerate(p))

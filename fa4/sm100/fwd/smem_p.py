@@ -14,12 +14,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.line import Line, is_in_share
 from ...core.vec_io import Packed, add_f16x2, floats_of_f16x2, pack_f16x2_as_e4m3
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.ends import Ends
 from ...pipeline.smem import store_row
 from .. import tmem
-from ..exp2 import Line, is_polynomial
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .correction import rescale_if_any
 from .row_softmax import RowInBlock, finite_offset, load_scores, offset_and_factor, row_maximum
@@ -74,7 +74,7 @@ def smem_p_step(
 def is_on_line(cfg: Sm100ForwardConfig, word: int) -> bool:
     """True if this word of a row of P comes from the line. Dropout would have to mask float16 numbers."""
     has_dropout = cfg.mods is not None and cfg.has_dropout
-    return not has_dropout and is_polynomial(word, cfg.polynomial)
+    return not has_dropout and is_in_share(word, cfg.polynomial)
 
 
 def weights(

@@ -180,12 +180,17 @@ class Softmax(Constant):
             row_max = reduce_row(self.row_max[r], cute.arch.fmax)
             largest_p = cute.math.exp2(row_max * self.log2_scale(r) - self.row_max_scaled[r], fastmath=True)
             query = query_of(self.context.cfg, row)
-            norm, lse = normalise(self.context, work, row, query, self.row_max_scaled[r], total, largest_p)
+            counted = self.counted_p(r, row_max, largest_p)
+            norm, lse = normalise(self.context, work, row, query, self.row_max_scaled[r], total, largest_p, counted)
             if writes_lse is not False:
                 write_lse(self.context, work, row, lse, writes_lse)
             factors = (None if self.dropout is None else self.dropout.scale, self.scales.v_descale)
             norms.append(functools.reduce(lambda a, b: a if b is None else a * b, factors, norm))
         return norms
+
+    def counted_p(self, r: int, row_max: Float32, largest_p: Float32) -> Float32 | None:
+        """Return what `total` has of the largest P of a row, if that may be an approximation."""
+        return None
 
     def finish_empty(self, work: Work, first_row: Int32) -> None:
         """Write the log-sum-exp of rows that see no key."""

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float8E4M3FN, Int32, const_expr
+from cutlass import Boolean, Int32, const_expr
 
 from ....core.constant import Constant
 from ....core.mask import range_blocks
-from ....core.vec_io import pack_word
 from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, Lane, consume
 from ....pipeline.roles import WARPS_PER_WARPGROUP
@@ -25,9 +24,9 @@ from ...fragment import ROWS_PER_WARP
 from ...wgmma import ROWS, pin, wait
 from ..compute import out_to_smem, store_out, wait_stores_read, zeros_to_global
 from ..ping_pong import PingPong
-from ..softmax import Softmax, reduce_in_chains
 from ..work import Queue, row_tile
 from .config import CONSUMERS, Fp8Context
+from .softmax import Fp8Softmax
 from .sums import PERIOD, Sums
 
 
@@ -36,7 +35,7 @@ def compute(context: Fp8Context):
     ends = context.ends("compute")
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = Fp8Consumer(context, warp // WARPS_PER_WARPGROUP)
-    softmax = Softmax(context)
+    softmax = Fp8Softmax(context)
     q = consume(ends.load_compute_Q, Lane(consumer.index, CONSUMERS))
     k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
     consumer.ping_pong.start()
@@ -61,7 +60,7 @@ def compute(context: Fp8Context):
 
 
 @cute.jit
-def loop(consumer: Fp8Consumer, softmax: Softmax, work: Work, q: Cursor, k: Cursor, v: Cursor):
+def loop(consumer: Fp8Consumer, softmax: Fp8Softmax, work: Work, q: Cursor, k: Cursor, v: Cursor):
     """Iterate over the key blocks of a work tile from last to first, in halves, the lower one first. A step begins with
     P of the lower half of its block."""
     blocks = range_blocks(work.block_iter)
@@ -115,11 +114,11 @@ class Fp8Consumer(Constant):
         """Start O += P V of half a block."""
         self.pv.issue(self.o, self.p, self.v[None, None, None, v.stage], True, b_first=half * self.pv.steps)
 
-    def weights(self, softmax: Softmax, half: int, block: Int32, is_masked: bool) -> Boolean:
+    def weights(self, softmax: Fp8Softmax, half: int, block: Int32, is_masked: bool) -> Boolean:
         """Turn S of half a block into P, before rounding. Returns whether O must be rescaled."""
         scores = softmax.block_scores(self.s, block, half * self.cfg.half_n)
         rows = softmax.masked_scores(self.s, scores, is_masked)
-        has_grown = softmax.raise_maxima([reduce_in_chains(x, cute.arch.fmax) for x in rows])
+        has_grown = softmax.raise_maxima(softmax.maxima(rows))
         self.ping_pong.wait()
         softmax.exponentials(self.s, rows, scores, is_masked)
         pin(softmax.total[0], softmax.total[1])
@@ -127,18 +126,18 @@ class Fp8Consumer(Constant):
         return has_grown
 
 
-def first_half(consumer: Fp8Consumer, softmax: Softmax, q: Cursor, k: Cursor, block: Int32) -> None:
+def first_half(consumer: Fp8Consumer, softmax: Fp8Softmax, q: Cursor, k: Cursor, block: Int32) -> None:
     """Compute P of the lower half of the first key block; the keys may end in it."""
     k.wait()
     consumer.start_s(0, q, k)
     wait(0)
     consumer.weights(softmax, 0, block, True)
-    pack_weights(consumer.s, consumer.p)
+    pack_weights(softmax, consumer.s, consumer.p)
 
 
 def step(
     consumer: Fp8Consumer,
-    softmax: Softmax,
+    softmax: Fp8Softmax,
     q: Cursor,
     k: Cursor,
     v: Cursor,
@@ -156,12 +155,12 @@ def step(
     wait(0)
     v.arrive()
     consumer.sums.rescale(softmax.factor, has_grown)
-    pack_weights(consumer.s, consumer.p)
+    pack_weights(softmax, consumer.s, consumer.p)
     return k, v.next()
 
 
 def upper_half(
-    consumer: Fp8Consumer, softmax: Softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, is_masked: bool
+    consumer: Fp8Consumer, softmax: Fp8Softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, is_masked: bool
 ) -> Cursor:
     """Compute P of the upper half of a key block, and release its keys."""
     consumer.start_s(1, q, k)
@@ -171,12 +170,12 @@ def upper_half(
     has_grown = consumer.weights(softmax, 1, block, is_masked)
     wait(0)
     consumer.sums.rescale(softmax.factor, has_grown)
-    pack_weights(consumer.s, consumer.p)
+    pack_weights(softmax, consumer.s, consumer.p)
     return k.next()
 
 
 def last_half(
-    consumer: Fp8Consumer, softmax: Softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32
+    consumer: Fp8Consumer, softmax: Fp8Softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32
 ) -> tuple[Cursor, Cursor]:
     """Compute P of the upper half of the last block, and add both halves' products to O."""
     v.wait()
@@ -187,10 +186,9 @@ def last_half(
     return k, v.next()
 
 
-def pack_weights(s: cute.Tensor, p: cute.Tensor) -> None:
+def pack_weights(softmax: Fp8Softmax, s: cute.Tensor, p: cute.Tensor) -> None:
     """Round P to e4m3 into the next product's operand. Of 16 keys, a thread of a row has pairs 2t, 2t + 1 and 2t + 8,
     2t + 9, where the operand has keys 4t to 4t + 3: V's keys are in that order, see `fwd.kernels.transpose`."""
     packed = cute.recast_tensor(p, Int32)
     for i in range(cute.size(packed)):
-        r, pair = i % 2, i // 2 * 2
-        packed[i] = pack_word([s[4 * (pair + j) + 2 * r + c] for j in range(2) for c in range(2)], Float8E4M3FN)
+        packed[i] = softmax.packed(s, i % 2, i // 2)

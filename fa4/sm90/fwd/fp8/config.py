@@ -20,13 +20,14 @@ REGISTERS_OF_TILES = 112  # of a consumer thread; the others hold addresses and 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Config(ForwardVariant):
     """The fields are the compile key. A consumer has 64 rows of the work tile. V comes transposed, see
-    `fwd.kernels.transpose`.
+    `fwd.kernels.transpose`. line: words of P of every 16 of a row that come from `core.line.Line`.
 
     Raises:
         ValueError: the tiles do not fit in registers or shared memory.
     """
 
     persistent: bool
+    line: int
     ctas: ClassVar[int] = 1
     consumers: ClassVar[int] = CONSUMERS
     out_store: ClassVar[OutStore] = OutStore.TMA
