@@ -34,6 +34,7 @@ CASES = (
     square("fwd", 16384, 128, False, heads=32, heads_kv=8),
     square("fwd", 65536, 128, False, heads=4),
     *(square("fwd", 4096, 64, causal) for causal in (False, True)),
+    square("fwd", 16384, 64, False),
 )
 
 
