@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from ..kvcache import checks as cache_checks
 from ..mods.frontend.call import MaskMod, ScoreMod
+from ..mods.ir.record import Mods
 from ..runtime import dispatch
 from ..runtime.device import chip_of
-from ..runtime.spec import ALL_BYTES, AttentionInputs, AttentionSpec, Cache
+from ..runtime.spec import ALL_BYTES, AttentionInputs, AttentionSpec, Cache, Flags
 from ..torch_ops import checks, jagged, low_precision, mod_ops, recipes
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
@@ -59,9 +61,10 @@ def explain(
     Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func`, without `return_lse`, `dropout_seed` and
     `out_descale`, which change nothing here. Also takes those arguments of `flash_attn_with_kvcache` that affect the
     choice, with the caches as k and v. For 8-bit q, k and v, and with precision, the answer is about the 16-bit tensors
-    that they are dequantised to, or about a kernel that multiplies 8-bit numbers, which is a forward. Packed q, k, v
-    without cu_seqlens count as one sequence. Runs nothing, and reads only a block mask's counts, for the fraction of
-    visited blocks. The returned record prints as text. Tensors on the "meta" device work if only shapes are known.
+    that they are dequantised to, or about a kernel that multiplies 8-bit numbers; with precision and a q, k or v that
+    requires grad, it tells the backward, too. Packed q, k, v without cu_seqlens count as one sequence. Runs nothing,
+    and reads only a block mask's counts, for the fraction of visited blocks. The returned record prints as text.
+    Tensors on the "meta" device work if only shapes are known.
 
     Raises:
         TypeError, ValueError: the call would raise it for one of its arguments.
@@ -125,7 +128,22 @@ def explain(
     factors = low_precision.Descales(*descales)
     if low_precision.are_of_heads(inputs, factors) if is_8bit else precision in ("fp8", "fp8-forward"):
         spec = low_precision.native_spec(inputs, mods, flags, torch.bfloat16 if is_8bit else q.dtype) or spec
-    return dispatch.explain(spec, inputs.extent, chip_of(q.device), backend, visited)
+    found = dispatch.explain(spec, inputs.extent, chip_of(q.device), backend, visited)
+    if precision is not None and flags.needs_backward:
+        found = replace(found, backward=_trained(inputs, mods, flags, precision))
+    return found
+
+
+def _trained(inputs: AttentionInputs, mods: Mods | None, flags: Flags, precision: str) -> str | None:
+    """Return the backend of the backward of a call that rounds to 8 bits, and the bits of what it multiplies."""
+    chip, dtype = chip_of(inputs.q.device), inputs.q.dtype
+    spec = None
+    if precision == "fp8" and mods is None:
+        spec = low_precision.native_spec(inputs, mods, flags, dtype, is_backward=True)
+    bits = 16 if spec is None else 8
+    found = dispatch.explain(spec or AttentionSpec.of(inputs, flags, mods), inputs.extent, chip, flags.backend)
+    name = found.backward or found.chosen
+    return None if name is None else f"{name} in {bits} bits"
 
 
 def _check_cache(

@@ -6,6 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fa4
 from fa4.oracle.cases import CASES, Case, assert_right, judge_backward, judge_forward, make
+from fa4.runtime.device import chip_by_number, emulating
 from fa4.torch_ops import low_precision, recipes
 from tests.small import SMALL
 
@@ -161,3 +162,22 @@ def test_the_largest_numbers_of_float16_stay_finite(precision):
     q, k, v = (torch.full((1, 40, 1, 32), x, dtype=torch.float16) for x in (0.01, 0.01, 65504.0))
     out = fa4.flash_attn_func(q, k, v, precision=precision)
     assert out.isfinite().all() and (out > 57000).all()
+
+
+@pytest.mark.parametrize(
+    ("number", "precision", "changes", "expected"),
+    [
+        (100, "fp8", {}, "backend  sm100, backward sm100 in 8 bits"),
+        (100, "fp8-forward", {}, "backend  sm100, backward sm100 in 16 bits"),
+        (100, "fp8", dict(dropout_p=0.1), "backend  sm100, backward sm100 in 16 bits"),
+        (100, "mxfp8", {}, "backend  sm100, backward sm100 in 16 bits"),
+        (90, "fp8", {}, "backend  sm90, backward sm90 in 16 bits"),
+        (80, "fp8", {}, "backend  sm80, backward sm80 in 16 bits"),
+    ],
+)
+def test_explain_tells_the_backward(number, precision, changes, expected):
+    q, k, v = (torch.empty(2, 500, 4, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    with emulating(chip_by_number(number)):
+        assert expected in str(fa4.explain(q, k, v, precision=precision, **changes)).splitlines()
+        with torch.no_grad():
+            assert "backward" not in str(fa4.explain(q, k, v, precision=precision, **changes))
