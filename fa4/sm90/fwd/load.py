@@ -33,9 +33,9 @@ def load(context: Sm90ForwardContext):
     if const_expr(cfg.kv_load is not KvLoad.TMA):
         load_q_only(context, q)
     elif const_expr(cfg.has_8bit_kv):
-        load_qkv(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))
+        load_qkv(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V), load_k, load_v)
     else:
-        load_qkv(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V))
+        load_qkv(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V), load_k, load_v)
 
 
 @cute.jit
@@ -54,7 +54,9 @@ def load_q_only(context: Sm90ForwardContext, q: list[Cursor]):
 
 
 @cute.jit
-def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor):
+def load_qkv(context: Any, q: list[Cursor], k: Cursor, v: Cursor, load_k: cutlass.Constexpr, load_v: cutlass.Constexpr):
+    """Load Q, K and V in the order in which the products read them. load_k, load_v: called with (context, work tile,
+    block, cursor)."""
     cfg, rank = context.cfg, context.args.order.rank
     queue = Queue.first(context)
     while queue.has_tile():
@@ -62,17 +64,17 @@ def load_qkv(context: Sm90ForwardContext, q: list[Cursor], k: Cursor, v: Cursor)
         if work.count > 0:
             block_iter = work.block_iter
             start = block_iter.start()
-            load_block(context, "k", work, block_iter.block(start), k)
+            load_k(context, work, block_iter.block(start), k)
             k = k.next()
             for consumer in cutlass.range_constexpr(cfg.consumers):
                 q[consumer].wait()
                 load_q(context, work, row_tile(cfg, work, rank, consumer), q[consumer])
             for i in cutlass.range(work.count - 1, unroll=1):
-                load_block(context, "k", work, block_iter.block(block_iter.ahead(start, i + 1)), k)
+                load_k(context, work, block_iter.block(block_iter.ahead(start, i + 1)), k)
                 k = k.next()
-                load_block(context, "v", work, block_iter.block(block_iter.ahead(start, i)), v)
+                load_v(context, work, block_iter.block(block_iter.ahead(start, i)), v)
                 v = v.next()
-            load_block(context, "v", work, block_iter.block(block_iter.ahead(start, work.count - 1)), v)
+            load_v(context, work, block_iter.block(block_iter.ahead(start, work.count - 1)), v)
             v = v.next()
             q = [cursor.next() for cursor in q]
         queue = queue.next()
@@ -86,6 +88,14 @@ def load_q(context: Any, work: Work, tile: Int32, cursor: Cursor):
     ptr = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
     cursor.expect_tx(tma.tile.nbytes)
     tma_load(tma, q, tile, ptr, cursor.barrier())
+
+
+def load_k(context: Sm90ForwardContext, work: Work, block: Int32, cursor: Cursor):
+    load_block(context, "k", work, block, cursor)
+
+
+def load_v(context: Sm90ForwardContext, work: Work, block: Int32, cursor: Cursor):
+    load_block(context, "v", work, block, cursor)
 
 
 def load_block(context: Sm90ForwardContext, name: str, work: Work, block: Int32, cursor: Cursor):
