@@ -28,7 +28,7 @@ import fa4
 from fa4.api.flex import flex_attention
 
 from .overhead import host_times
-from .timing import measure_in_turns
+from .timing import captured, measure_in_turns
 
 HEADS, HEAD_DIM, DOCUMENTS = 16, 128, 12
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -174,10 +174,8 @@ def _telling_line(error: Exception) -> str:
 
 
 def _replay(function: Callable) -> Callable:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        kept = function()
-    return lambda: (graph.replay(), kept)
+    replay, kept = captured(function, torch.cuda.current_stream())
+    return lambda: (replay(), kept)
 
 
 @click.command(help=__doc__)

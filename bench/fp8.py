@@ -23,7 +23,7 @@ import fa4
 
 from . import machine
 from .suites import BenchCase, made_tensors, square
-from .timing import measure_in_turns
+from .timing import captured, measure_in_turns
 
 E4M3 = torch.float8_e4m3fn
 QUERIES = 256  # of which the error is told
@@ -51,10 +51,8 @@ def _graphed(function: Callable[[], Any]) -> Call:
     for _ in range(2):
         function()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()
-    return Call(graph.replay, lambda: result, function)
+    replay, result = captured(function)
+    return Call(replay, lambda: result, function)
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call:

@@ -27,7 +27,7 @@ from . import machine
 from .check import Judge, what_failed
 from .providers import PROVIDERS, Provider
 from .suites import E4M3, SUITES, BenchCase, made_tensors
-from .timing import Timing, measure_in_turns, peak_extra_bytes
+from .timing import Timing, captured, measure_in_turns, peak_extra_bytes
 
 RESULTS = Path("bench/results")  # below the current directory, which is the root of a checkout
 console = Console(highlight=False)
@@ -102,7 +102,7 @@ def run_case(
         if graph:
             for name, work in list(works.items()):
                 try:
-                    works[name] = _captured(work)
+                    works[name], _ = captured(work)
                 except Exception as error:  # who cannot be captured is not timed
                     begun[name][0]["error"] = "cannot be captured: " + what_failed(error)
                     del works[name]
@@ -120,14 +120,6 @@ def run_case(
         with contextlib.suppress(RuntimeError):  # after an illegal access every call fails; the rows must not
             torch.cuda.empty_cache()
     return rows
-
-
-def _captured(work: Callable[[], object]) -> Callable[[], None]:
-    """What replays a CUDA graph of `work`, which has run before."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
 
 
 def _measured(case: BenchCase, timing: Timing, device: torch.device) -> dict:

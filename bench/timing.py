@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+Result = TypeVar("Result")
 LEAST = 15  # runs of each function that takes turns
 L2_FLUSH_BYTES = 256 * 2**20  # larger than the L2 of any chip so far (B200: 126 MB)
 
@@ -31,6 +33,17 @@ class Timing:
     def of(samples: list[float]) -> Timing:
         q25, median, q75 = statistics.quantiles(samples, n=4, method="inclusive")
         return Timing(median, q25, q75, len(samples))
+
+
+def captured(
+    function: Callable[[], Result], stream: torch.cuda.Stream | None = None
+) -> tuple[Callable[[], None], Result]:
+    """Capture a CUDA graph of `function`, which has run before. Return what replays it, and the result, whose tensors
+    the replays fill. stream: of the capture [default: one of torch's]."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = function()
+    return graph.replay, result
 
 
 def measure(
