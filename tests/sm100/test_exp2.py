@@ -1,4 +1,4 @@
-"""The exponential's polynomial: its error over all of its range, in the arithmetic the kernel uses."""
+"""The exponential's polynomial and line: their errors over all of their range, in the arithmetic the kernel uses."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.core.line import is_in_share
+from fa4.runtime.spec import LINE_SHIFT
 from fa4.sm100.exp2 import COEFFICIENTS
 
 
@@ -26,6 +27,15 @@ def test_error_on_every_fraction():
     for fraction in (lower, upper):
         exact = np.exp2(fraction.astype(np.float64))
         assert np.abs(polynomial(fraction) / exact - 1).max() <= 1.45e-7
+
+
+def test_error_of_the_line():
+    """The bits of a float16 number are a fixed-point number in steps of 1/64, see `core.line`."""
+    x = np.linspace(-13.0, 8.75, 1 << 20)
+    fixed = np.rint((x + 15 + LINE_SHIFT) * 64).astype(np.uint16)
+    quotient = (fixed << 4).view(np.float16) / np.exp2(x)
+    assert quotient.min() >= 1 - 0.045 and quotient.max() <= 1 + 0.026  # of the line alone -0.039 and 0.020
+    assert abs(quotient[x < 8].mean() - 1) < 1e-3
 
 
 @pytest.mark.parametrize("share", range(17))

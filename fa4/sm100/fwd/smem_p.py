@@ -66,7 +66,7 @@ def smem_p_step(
     rescale_if_any(context, tile, factor, (factor < 1.0) & (before != -Float32.inf), cfg.head_dim_v_padded)
     store_row(context.smem.address("P") + tile * cfg.p_tile.nbytes, cfg.p_tile, row, 0, words)
     p_cursor.arrive()
-    if on_line[-1]:
+    if any(on_line):
         line_max = cute.arch.fmax(line_max, maxima[-1])
     return row_max_scaled, total * factor + block_sum, cute.arch.fmax(row_max, block_max), line_max
 
