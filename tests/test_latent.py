@@ -210,6 +210,11 @@ WRONG_CACHED = {
         TypeError,
         "rotary_cos is no argument of mla_attention_with_kvcache",
     ),
+    "q_descale": (
+        dict(q_descale=torch.ones(())),
+        TypeError,
+        "q_descale is no argument .* q_nope and q_rope of 16 bits",
+    ),
     "descale": (dict(v_descale=torch.ones(())), TypeError, "v_descale is no argument .* expected kv_descale"),
     "columns of q": (
         dict(kv_cache=ROWS),

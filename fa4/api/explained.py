@@ -71,7 +71,9 @@ def explain(
     """
     checks.refuse_nested(q, k, v)
     if any(x is not None for x in (cache_seqlens, cache_batch_idx, cache_leftpad, page_table)):
-        q, q_descale = cache_checks.widened_queries(q, k, q_descale), None
+        q, q_factor, q_descale = cache_checks.widened_queries(q, k, q_descale), q_descale, None
+    else:
+        q_factor = None
     descales, is_8bit = (q_descale, k_descale, v_descale), getattr(q, "dtype", None) in recipes.EIGHT_BIT
     if not is_8bit:
         q, k, v = cast_all(q, k, v)
@@ -88,7 +90,7 @@ def explain(
     cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
     options = checks.Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
     if cache is not None or cache_seqlens is not None:
-        _check_cache(q, k, v, cache or Cache(), cache_seqlens, cu_seqlens_q)
+        _check_cache(q, k, v, cache or Cache(), cache_seqlens, cu_seqlens_q, q_factor)
         flags = checks.flags(q, k, v, learnable_sink, options)
         longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0]) if packed else q.shape[1]
         longest_k = k.shape[1] if cache is None else cache.capacity(k)
@@ -147,12 +149,18 @@ def _trained(inputs: AttentionInputs, mods: Mods | None, flags: Flags, precision
 
 
 def _check_cache(
-    q: Tensor, k: Tensor, v: Tensor, cache: Cache, cache_seqlens: int | Tensor | None, cu_seqlens_q: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: Cache,
+    cache_seqlens: int | Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    q_descale: Tensor | None,
 ) -> None:
     """Run the checks of `flash_attn_with_kvcache`, with k and v in place of k_cache and v_cache in messages."""
     tensors = cache_checks.Tensors(
         q, k, v, cache_seqlens=cache_seqlens, cache_batch_idx=cache.batch_idx, cache_leftpad=cache.leftpad,
-        page_table=cache.page_table, cu_seqlens_q=cu_seqlens_q,
+        page_table=cache.page_table, cu_seqlens_q=cu_seqlens_q, q_descale=q_descale,
     )  # fmt: skip
     if cu_seqlens_q is not None:
         checks.check_int32("cu_seqlens_q", cu_seqlens_q, q, None)

@@ -8,6 +8,7 @@ bits.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
@@ -46,6 +47,11 @@ class Line:
     def value(self, s: Float32) -> Float32:
         """Return one result, as a float."""
         return floats_of_f16x2(self.pair(s, s))[0]
+
+
+def in_sum(line: Line, line_max: Float32, row_max: Float32, largest_p: Float32) -> Float32:
+    """Return what the sum of P has of a row's largest P. line_max: largest score of the row whose P is on the line."""
+    return Float32(cutlass.select_(line_max == row_max, line.value(row_max), largest_p))
 
 
 def is_in_share(index: int, share: int, of: int = 16) -> bool:

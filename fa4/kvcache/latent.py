@@ -44,7 +44,7 @@ def mla_attention_with_kvcache(
         kv_descale: float32 factor on 8-bit rows, other than those of 656 bytes: one, (1,) or (batch, 1).
         return_lse: also return the log-sum-exp of each row's logits, for parts of a context on several ranks.
         options: further keywords of `fa4.flash_attn_with_kvcache`: cache_seqlens, page_table, cu_seqlens_q, num_splits,
-            batch_invariant and others, but rotary_cos, rotary_sin, k_descale and v_descale.
+            batch_invariant, out_descale and others, but rotary_cos, rotary_sin, q_descale, k_descale and v_descale.
 
     Returns:
         out like q_nope and, with return_lse, lse (batch, heads, seqlen_q), packed (heads, total_q).
@@ -54,9 +54,10 @@ def mla_attention_with_kvcache(
             `fa4.flash_attn_with_kvcache`.
     """
     arguments.check_scale(softmax_scale)
-    for name in ("rotary_cos", "rotary_sin", "k_descale", "v_descale"):
+    others = dict.fromkeys(("rotary_cos", "rotary_sin"), "rotated q_rope and k_rope")
+    others |= dict.fromkeys(("k_descale", "v_descale"), "kv_descale") | {"q_descale": "q_nope and q_rope of 16 bits"}
+    for name, other in others.items():
         if options.get(name) is not None:
-            other = "kv_descale" if name.endswith("descale") else "rotated q_rope and k_rope"
             raise TypeError(f"{name} is no argument of mla_attention_with_kvcache, expected {other}")
     packed = options.get("cu_seqlens_q") is not None
     rows_q = "total_q, heads" if packed else "batch, seqlen_q, heads"

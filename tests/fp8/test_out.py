@@ -76,6 +76,8 @@ ERRORS = {
     "type": (TypeError, "out_descale is a float, expected a torch.Tensor", dict(out_descale=0.1)),
     "dtype": (TypeError, "out_descale has dtype torch.float64", dict(out_descale=torch.ones((), dtype=torch.float64))),
     "shape": (ValueError, r"out_descale has shape \(2\), expected \(\) or \(1,\)", dict(out_descale=torch.ones(2))),
+    "zero": (ValueError, "out_descale is 0.0, expected a finite number above 0", dict(out_descale=torch.zeros(()))),
+    "nan": (ValueError, "out_descale is nan", dict(out_descale=torch.full((1,), torch.nan))),
     "device": (ValueError, "out_descale is on meta", dict(out_descale=torch.ones((), device="meta"))),
 }
 
@@ -92,6 +94,9 @@ def test_there_are_no_gradients(seed):
     q, k, v = tensors(seed)
     with pytest.raises(NotImplementedError, match="v requires grad, and an out of 8 bits has no gradients"):
         dense(q, k, v.requires_grad_(), out_descale=torch.ones(()))
+    bias = torch.zeros(4, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="score_mod captured a tensor that requires grad"):
+        dense(q, k, v.detach(), score_mod=lambda s, b, h, i, j: s + bias[h], out_descale=torch.ones(()))
     with torch.no_grad():
         assert dense(q, k, v, out_descale=torch.ones(()))[0].dtype == E4M3
 

@@ -7,6 +7,7 @@ import torch
 
 import fa4
 from fa4.emulator import emulate
+from fa4.runtime.device import chip_by_number, emulating
 
 E4M3 = torch.float8_e4m3fn
 HEADS, COLUMNS, ROWS = 2, 64, 150
@@ -107,6 +108,16 @@ ERRORS = {
         lambda given: {name: given["q"][:, :, :HEADS] for name in "kv"},
     ),
 }
+
+
+def test_explain_is_about_the_cache(seed):
+    given = call(seed, pages=True)
+    arguments = dict(q=given["q"], k=given["k_cache"], v=given["v_cache"], page_table=given["page_table"])
+    arguments |= dict(cache_seqlens=given["cache_seqlens"])
+    with emulating(chip_by_number(90)):
+        assert fa4.explain(**arguments, q_descale=torch.ones(HEADS)).spec.cache.dtype == E4M3
+        with pytest.raises(ValueError, match=r"q_descale has shape \(7\)"):
+            fa4.explain(**arguments, q_descale=torch.ones(7))
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -112,6 +112,7 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
     q, kv = consume(ends.load_mma_Q, ALL), consume(ends.load_mma_KV)
     s, p = produce(ends.mma_softmax_S, ALL), consume(ends.softmax_mma_P, ALL)
     o = produce(ends.mma_correction_O, ALL)
+    freed = 0 if const_expr(cfg.out_store is OutStore.TMA_OVER_Q) else cfg.q_tiles  # Q tiles that this role frees
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -122,13 +123,15 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
                 issue_s_of_tile(context, addresses, tile, s, kv)
             kv, s = kv.next(), s.next()
             for i in cutlass.range(work.count, unroll=1):
-                k, v = kv, kv
-                if i + 1 < work.count:
-                    v = kv.next()
+                v = kv
+                if i + 1 == work.count:
+                    with cute.arch.elect_one():
+                        for tile in cutlass.range_constexpr(freed):
+                            q.commit(tile)
                 if i + 1 < work.count:
                     for tile in cutlass.range_constexpr(cfg.q_tiles):
-                        issue_s_of_tile(context, addresses, tile, s, k)
-                    s = s.next()
+                        issue_s_of_tile(context, addresses, tile, s, kv)
+                    v, s = kv.next(), s.next()
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
                     if i == 0:
                         o.wait(tile)
@@ -137,8 +140,6 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
             with cute.arch.elect_one():
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
                     o.commit(tile)
-                    if const_expr(cfg.out_store is not OutStore.TMA_OVER_Q):
-                        q.commit(tile)
             q, o = q.next(), o.next()
         queue = queue.next()
 

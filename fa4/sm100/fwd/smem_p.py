@@ -1,6 +1,6 @@
 """Softmax step of a Q tile whose P is in shared memory, in e4m3. Softmax itself rescales O if a row max has grown.
 
-A share of the words of P comes from the special-function unit, the others from `exp2.Line`, in float16.
+A share of the words of P comes from `core.line.Line`, in float16, the others from the special-function unit.
 
 Waits:   mma_softmax_S.full, softmax_mma_P.free
 Signals: mma_softmax_S.free, softmax_mma_P.full
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.line import Line, is_in_share
+from ...core.line import Line, in_sum, is_in_share
 from ...core.vec_io import Packed, add_f16x2, floats_of_f16x2, pack_f16x2_as_e4m3
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.ends import Ends
@@ -51,12 +50,11 @@ def smem_p_step(
     s = block.visible_scores(cfg, s, is_masked)
 
     on_line = [is_on_line(cfg, word) for word in range(cfg.tile_n // WORD)]
-    maxima = [
-        row_maximum([x for i, x in enumerate(s) if on_line[i // WORD] == is_line])
-        for is_line in (False, True)
-        if is_line in on_line
-    ]
-    block_max = maxima[0] if len(maxima) == 1 else cute.arch.fmax(*maxima)
+    maxima = {
+        is_line: row_maximum([x for i, x in enumerate(s) if on_line[i // WORD] == is_line])
+        for is_line in dict.fromkeys(on_line)
+    }
+    block_max = cute.arch.fmax(*maxima.values()) if len(maxima) == 2 else maxima[on_line[0]]
     before = row_max_scaled
     row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * block.scales.log2)
     minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
@@ -66,8 +64,8 @@ def smem_p_step(
     rescale_if_any(context, tile, factor, (factor < 1.0) & (before != -Float32.inf), cfg.head_dim_v_padded)
     store_row(context.smem.address("P") + tile * cfg.p_tile.nbytes, cfg.p_tile, row, 0, words)
     p_cursor.arrive()
-    if any(on_line):
-        line_max = cute.arch.fmax(line_max, maxima[-1])
+    if True in maxima:
+        line_max = cute.arch.fmax(line_max, maxima[True])
     return row_max_scaled, total * factor + block_sum, cute.arch.fmax(row_max, block_max), line_max
 
 
@@ -103,8 +101,9 @@ def weights(
     return words, floats[0][0] + floats[0][1]
 
 
-def counted_p(state: tuple[Any, ...], scale: Float32, p_max: Float32) -> Float32:
-    """Return what the row sum has of the largest P of a row, `p_max`."""
+def counted_p(cfg: Sm100ForwardConfig, state: tuple[Any, ...], scale: Float32, p_max: Float32) -> Float32 | None:
+    """Return what the row sum has instead of the largest P of a row, `p_max`; None if no P is on the line."""
+    if not any(is_on_line(cfg, word) for word in range(cfg.tile_n // WORD)):
+        return None
     row_max_scaled, _, row_max, line_max = state
-    on_line = Line(scale, -row_max_scaled).value(row_max)
-    return Float32(cutlass.select_(line_max == row_max, on_line, p_max))
+    return in_sum(Line(scale, -row_max_scaled), line_max, row_max, p_max)

@@ -1,7 +1,8 @@
 """Softmax role, one warpgroup per Q tile: turns S into P, with one thread per row.
 
 Per key block: read S, compute the row max, send the rescale factor of O to correction, and write P = exp2(S - max) over
-S in 16 bits, in two parts (head and tail). At the end: log-sum-exp to global memory, 1 / row sum to correction.
+S, in two parts (head and tail). At the end: log-sum-exp to global memory, 1 / row sum to correction. With P in shared
+memory, `smem_p` has the step: it rescales O itself, and its waits and signals are other ones.
 
 Waits:   mma_softmax_S.full, softmax_correction_scale.free, softmax_correction_norm.free
 Signals: softmax_correction_scale.full, mma_softmax_S.free, softmax_mma_Ptail.full, softmax_correction_norm.full
@@ -65,7 +66,7 @@ def softmax(context: Sm100ForwardContext):
         row_max_scaled, total, row_max = state[:3]
         scale = Scales.of(context, work).log2
         p_max = exp2_mufu(row_max * scale - row_max_scaled)
-        counted = counted_p(state, scale, p_max) if const_expr(cfg.p_in_smem) else None
+        counted = counted_p(cfg, state, scale, p_max) if const_expr(cfg.p_in_smem) else None
         norm, lse = normalise(context, work, row, query, row_max_scaled, total, p_max, counted)
         if work.count > 0:
             norms.wait()

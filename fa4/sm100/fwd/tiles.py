@@ -65,7 +65,7 @@ WIDE = ~MLA & Condition("a head dim above 128", lambda case: max(case.spec.head_
 CUT_TILES = Condition("blocks of no whole 256 queries", _cuts_tiles)
 FILLED = ~CACHE & Condition("rows fill pairs", _fills_pair)
 NARROW_V = Condition("head_dim_v <= 64", lambda case: case.spec.head_dim_v <= 64)
-V128 = Condition("head_dim_v <= 128", lambda case: case.spec.head_dim_v <= LANES)
+SMEM_P = E4M3 & ~WIDE & ~(BLOCKS & CUT_TILES)  # of many queries: `Sm100ForwardConfig.p_in_smem`
 DIAGONAL = Condition("causal", lambda case: case.spec.window_right == 0)
 
 _FEW = TileShape(q_tiles=1, tile_n=64, direct_store=True)
@@ -105,9 +105,9 @@ TILES = (
 POLYNOMIALS = (
     Rule("exp2 0/16", MEMORY_BOUND | Condition("sm_103", lambda case: case.chip.number == 103), 0,
          "the special-function unit is no bound; that of sm_103 is twice as fast"),
-    Rule("e4m3, exp2 10/16", E4M3 & V128 & FULL & ~NARROW_V & ~(BLOCKS & CUT_TILES), 10,
+    Rule("e4m3, exp2 10/16", SMEM_P & FULL & ~NARROW_V, 10,
          "a line costs less than a polynomial: d = 128 2681, by 8/16 2468, by 11/16 2584"),
-    Rule("e4m3, exp2 11/16", E4M3 & V128 & ~(BLOCKS & CUT_TILES), 11,
+    Rule("e4m3, exp2 11/16", SMEM_P, 11,
          "d = 64 full 1352, causal 1131, by 10/16 1229 and 1069; d = 128 causal 2090, by 10/16 2010"),
     Rule("exp2 5/16", NARROW_V, 5,
          "exp2 takes twice the cycles of the product"),

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ....core.fragment_coords import reduce_row
-from ....core.line import Line, is_in_share
+from ....core.line import Line, in_sum, is_in_share
 from ....core.vec_io import add_f16x2, as_float, bits, floats_of_f16x2, pack_f16x2_as_e4m3, pack_word
 from ....fwd.device.work import Work
 from ...fragment import ROWS_PER_THREAD, row_registers
@@ -85,6 +85,5 @@ class Fp8Softmax(Softmax):
     def counted_p(self, r: int, row_max: Float32, largest_p: Float32) -> Float32 | None:
         if not self.cfg.line:
             return None
-        is_line = reduce_row(self.line_max[r], cute.arch.fmax) == row_max
-        on_line = self.line(r, self.row_max_scaled[r]).value(row_max)
-        return Float32(cutlass.select_(is_line, on_line, largest_p))
+        line_max = reduce_row(self.line_max[r], cute.arch.fmax)
+        return in_sum(self.line(r, self.row_max_scaled[r]), line_max, row_max, largest_p)
