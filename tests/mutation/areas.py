@@ -259,6 +259,7 @@ AREAS = (
         ("fa4/api/latent.py", "fa4/torch_ops/latent.py"),
         ("tests/test_latent.py",),
     ),
+    Area("8-bit output", ("fa4/torch_ops/out_8bit.py",), ("tests/fp8/test_out.py",)),
     Area(
         "low precision",
         ("fa4/api/quantized.py", "fa4/torch_ops/low_precision.py", "fa4/torch_ops/recipes.py"),
