@@ -105,7 +105,7 @@ class _Arithmetic:
         return x if self.operand is None or self.is_8bit else x.to(self.operand).to(self.dtype)
 
     def on_line(self, p: Tensor) -> Tensor:
-        """P, of which a row's largest is 1, with a share of it on the line."""
+        """Put a share of P on the line. A row's largest P is 1."""
         if self.line is None:
             return p
         x = torch.log2(p) + self.largest_p + LINE_SHIFT

@@ -1,4 +1,4 @@
-"""Queries of e4m3 beside an 8-bit cache: the call equals one in bfloat16 whose scores have both factors."""
+"""Queries of e4m3 with an 8-bit cache: the call equals a call in bfloat16 whose q is multiplied by the factor."""
 
 import contextlib
 
