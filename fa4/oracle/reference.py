@@ -109,8 +109,9 @@ class _Arithmetic:
         if self.line is None:
             return p
         x = torch.log2(p) + self.largest_p + LINE_SHIFT
-        n = (x * 64).round().div(64).floor()  # in steps of 1/64
-        line = torch.exp2(n) * (1 + (x * 64).round() / 64 - n)
+        fixed = (x * 64).round() / 64
+        n = fixed.floor()
+        line = torch.exp2(n) * (1 + fixed - n)
         share, keys = self.line
         group = torch.arange(p.shape[-1], device=p.device) // keys
         takes_line = (group + 1) * share // 16 > group * share // 16

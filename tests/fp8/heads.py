@@ -13,6 +13,7 @@ from fa4.oracle import cases, reference
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_by_number, emulating
 from fa4.runtime.spec import Operands, ProblemSize
+from fa4.sm90.fwd.fp8.plan import Fp8Forward
 from fa4.sm100.fwd.plan import Sm100Forward
 from fa4.torch_ops import low_precision
 
@@ -33,14 +34,14 @@ CASES = (
 
 def rounding_of(problem, chip, has_dropout=False):
     """How a chip's kernel rounds products of e4m3, as options of the reference. chip: its number."""
-    if chip == 90:
-        is_narrow = max(problem.spec.head_dim, problem.spec.head_dim_v) <= 64
-        return reference.HOPPER_8BIT | ({"line": (8, 16)} if is_narrow else {})
-    if chip // 10 != 10:
-        return {}
     i = problem.inputs
     spec = replace(problem.spec, dtype=torch.bfloat16, operands=Operands.E4M3)
     extent = ProblemSize(i.batch, i.max_seqlen_q, i.max_seqlen_k)
+    if chip == 90:
+        line = Fp8Forward(spec, extent, chip_by_number(chip)).cfg.line
+        return reference.HOPPER_8BIT | ({"line": (line, 16)} if line else {})
+    if chip // 10 != 10:
+        return {}
     cfg = Sm100Forward(spec, extent, chip_by_number(chip)).cfg
     return {"line": (cfg.polynomial, 4)} if cfg.p_in_smem and not has_dropout else {}
 

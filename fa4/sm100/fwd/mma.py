@@ -21,7 +21,7 @@ from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
-from ..mma import k_per_mma
+from ..mma import Umma, k_per_mma
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .work import Queue
 
@@ -120,7 +120,7 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
         if work.count > 0:
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 q.wait(tile)
-                issue_s_of_tile(context, addresses, tile, s, kv)
+                issue_of_tile(context, tile, cfg.qk, "Q", addresses.S, s, kv, False)
             kv, s = kv.next(), s.next()
             for i in cutlass.range(work.count, unroll=1):
                 v = kv
@@ -130,12 +130,12 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
                             q.commit(tile)
                 if i + 1 < work.count:
                     for tile in cutlass.range_constexpr(cfg.q_tiles):
-                        issue_s_of_tile(context, addresses, tile, s, kv)
+                        issue_of_tile(context, tile, cfg.qk, "Q", addresses.S, s, kv, False)
                     v, s = kv.next(), s.next()
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
                     if i == 0:
                         o.wait(tile)
-                    issue_o_of_tile(context, addresses, tile, p, v, i > 0)
+                    issue_of_tile(context, tile, cfg.pv, "P", addresses.O, p, v, i > 0)
                 kv, p = v.next(), p.next()
             with cute.arch.elect_one():
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
@@ -144,36 +144,30 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
         queue = queue.next()
 
 
-def issue_s_of_tile(context: Sm100ForwardContext, addresses: TmemAddresses, tile: int, s: Cursor, k: Cursor):
-    """S = Q K of one Q tile and the key block at `k`, once softmax has loaded the S before it."""
-    cfg, qk, smem = context.cfg, context.cfg.qk, context.smem
-    if tile == 0:
-        k.wait()
-    s.wait(tile)
-    q_descriptor = qk.a.at(smem.address("Q") + tile * cfg.q_tile.nbytes)
-    k_descriptor = qk.b.at(smem.address("KV") + k.stage * cfg.kv_stage_bytes)
-    with cute.arch.elect_one():
-        qk.issue(addresses.S[tile], q_descriptor, k_descriptor, False)
-        s.commit(tile)
-        if tile == cfg.q_tiles - 1:
-            k.commit()
-
-
-def issue_o_of_tile(
-    context: Sm100ForwardContext, addresses: TmemAddresses, tile: int, p: Cursor, v: Cursor, accumulate: Boolean
+def issue_of_tile(
+    context: Sm100ForwardContext,
+    tile: int,
+    product: Umma,
+    a: str,
+    d: list[Int32],
+    ready: Cursor,
+    kv: Cursor,
+    accumulate: bool | Boolean,
 ):
-    """O += P V of one Q tile, P in shared memory."""
-    cfg, pv, smem = context.cfg, context.cfg.pv, context.smem
+    """D (+)= A B of one Q tile. The tiles of A are in the region `a` of shared memory, B is at `kv`. ready: position in
+    the channel that tells when the product may begin; the product commits it."""
+    cfg, smem = context.cfg, context.smem
+    assert product.a is not None
     if tile == 0:
-        v.wait()
-    p.wait(tile)
-    p_descriptor = pv.a.at(smem.address("P") + tile * cfg.p_tile.nbytes)
-    v_descriptor = pv.b.at(smem.address("KV") + v.stage * cfg.kv_stage_bytes)
+        kv.wait()
+    ready.wait(tile)
+    a_descriptor = product.a.at(smem.address(a) + tile * product.a.tile.nbytes)
+    b_descriptor = product.b.at(smem.address("KV") + kv.stage * cfg.kv_stage_bytes)
     with cute.arch.elect_one():
-        pv.issue(addresses.O[tile], p_descriptor, v_descriptor, accumulate)
-        p.commit(tile)
+        product.issue(d[tile], a_descriptor, b_descriptor, accumulate)
+        ready.commit(tile)
         if tile == cfg.q_tiles - 1:
-            v.commit()
+            kv.commit()
 
 
 @cute.jit

@@ -21,7 +21,7 @@ from ...pipeline.smem import store_row
 from .. import tmem
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .correction import rescale_if_any
-from .row_softmax import RowInBlock, finite_offset, load_scores, offset_and_factor, row_maximum
+from .row_softmax import RowInBlock, finite_offset, load_scores, offset_and_factor, packed_sum, row_maximum
 
 WORD = 4  # keys whose P fills a word
 
@@ -96,9 +96,8 @@ def weights(
             words += packed.words
             floats = [cute.arch.add_packed_f32x2(*pair) for pair in zip(floats, pairs)] if floats else pairs
     floats += [floats_of_f16x2(half) for half in halves]
-    while len(floats) > 1:
-        floats = [cute.arch.add_packed_f32x2(*pair) for pair in zip(floats[::2], floats[1::2])]
-    return words, floats[0][0] + floats[0][1]
+    low, high = packed_sum(floats)
+    return words, low + high
 
 
 def counted_p(cfg: Sm100ForwardConfig, state: tuple[Any, ...], scale: Float32, p_max: Float32) -> Float32 | None:
