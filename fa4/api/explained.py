@@ -128,8 +128,10 @@ def explain(
     visited = None if mods is None else mod_ops.visited(mods)
     spec = AttentionSpec.of(inputs, flags, mods, cache)
     factors = low_precision.Descales(*descales)
-    if low_precision.are_of_heads(inputs, factors) if is_8bit else precision in ("fp8", "fp8-forward"):
-        spec = low_precision.native_spec(inputs, mods, flags, torch.bfloat16 if is_8bit else q.dtype) or spec
+    operands = low_precision.operands_of(inputs, factors) if is_8bit else low_precision.PRECISIONS.get(precision)
+    if operands is not None:
+        dtype = torch.bfloat16 if is_8bit else q.dtype
+        spec = low_precision.native_spec(inputs, mods, flags, dtype, operands) or spec
     found = dispatch.explain(spec, inputs.extent, chip_of(q.device), backend, visited)
     if precision is not None and flags.needs_backward:
         found = replace(found, backward=_trained(inputs, mods, flags, precision))

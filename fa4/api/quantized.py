@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..runtime.spec import MX_BLOCK
 from ..torch_ops import checks, recipes
 from ..torch_ops.low_precision import check_scales
 
@@ -106,7 +107,7 @@ def _check(
             raise ValueError(f"heads is given with recipe {recipe!r}, expected recipe 'head' or 'block128'")
         if checks.count("heads", heads) == 0 or x.shape[-2] % heads:
             raise ValueError(f"heads is {heads}, expected a divisor of x's {x.shape[-2]} heads")
-    if recipe == "mxfp8" and axis == "head_dim" and x.shape[-1] % recipes.TOKENS_OF_MX:
+    if recipe == "mxfp8" and axis == "head_dim" and x.shape[-1] % MX_BLOCK:
         raise ValueError(f"x has head_dim {x.shape[-1]}, expected a multiple of 32 for recipe 'mxfp8'")
     _check_bounds(x, cu_seqlens, "x")
     if seqused is not None:

@@ -223,7 +223,8 @@ def support_table() -> str:
     for row in dispatch.BACKENDS:
         dtypes = ", ".join(name for name, dtype in DTYPES.items() if dtype in row.dtypes)
         if Feature.OPERANDS_8BIT in row.features:
-            dtypes = f"e4m3, out {dtypes}"
+            inputs = "mxfp8" if Feature.BLOCK_SCALES in row.features else "e4m3"
+            dtypes = f"{inputs}, out {dtypes}"
         own = [limit.text for limit in row.limits if limit.of & row.features]
         letters = [f"({limits.setdefault(text, string.ascii_lowercase[len(limits)])})" for text in own]
         lacks = (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Uint8
 
 from ..runtime import jit
 from ..runtime.spec import CacheSpec
@@ -25,7 +25,8 @@ from .variant import Variant
 
 
 class CacheTensors(NamedTuple):
-    """The tensors of a `spec.Cache`; k_descale, v_descale: also the factors of `spec.Operands`. A missing tensor is
+    """The tensors of a `spec.Cache`; k_descale, v_descale: also the factors of `spec.Operands`. q_scales, k_scales,
+    v_scales: in the layout of the chip's kernel, (batch, heads, tiles, bytes) uint8. A missing tensor is
     None at compile time. If all are missing, a launch takes None instead of the record, since the compiler drops an
     empty record as an argument."""
 
@@ -34,6 +35,9 @@ class CacheTensors(NamedTuple):
     leftpad: cute.Tensor | None = None
     k_descale: cute.Tensor | None = None
     v_descale: cute.Tensor | None = None
+    q_scales: cute.Tensor | None = None
+    k_scales: cute.Tensor | None = None
+    v_scales: cute.Tensor | None = None
 
     @staticmethod
     def fake(cfg: Variant) -> CacheTensors | None:
@@ -46,7 +50,8 @@ class CacheTensors(NamedTuple):
             jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in (spec.has_batch_idx, spec.has_leftpad)
         )
         descales = (jit.fake_tensor(Float32, 2, align=4) if cfg.has_factors else None for _ in range(2))
-        return CacheTensors(table, batch_idx, leftpad, *descales)
+        scales = (jit.fake_tensor(Uint8, 4, contiguous=True) if cfg.has_block_scales else None for _ in range(3))
+        return CacheTensors(table, batch_idx, leftpad, *descales, *scales)
 
 
 def page_at(table: cute.Tensor, index: Int32, pages: Int32) -> Int32:

@@ -101,6 +101,11 @@ class Variant(Constant):
         return self.has_8bit_kv or self.operands is not None
 
     @property
+    def has_block_scales(self) -> bool:
+        """Whether blocks of 32 numbers of q, k and v have scales."""
+        return self.operands is Operands.MXFP8
+
+    @property
     def operand_dtype(self) -> type[cutlass.Numeric]:
         """DSL type of q, and of k as the products read it."""
         return self.dtype if self.operands is None else Float8E4M3FN

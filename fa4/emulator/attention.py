@@ -19,7 +19,8 @@ from fa4.runtime import dispatch
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
 from fa4.torch_ops import run
-from fa4.torch_ops.low_precision import Descales, factors_of_heads
+from fa4.torch_ops.low_precision import Descales, operand_factors
+from fa4.torch_ops.recipes import as_e8m0
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 
@@ -82,6 +83,15 @@ def _fa4(
     return fa4.flash_attn_func(q, k, v, causal=causal, deterministic=deterministic, precision=precision)
 
 
+def _of_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+    """Our forward on e4m3 tensors with scales of blocks, all of them 1."""
+    import fa4
+
+    scales = operand_factors(AttentionInputs(q, k, v), Descales(), Operands.MXFP8)
+    descales = {f"{name}_descale": as_e8m0(getattr(scales, f"{name}_scales")) for name in "qkv"}
+    return fa4.flash_attn_func(q, k, v, causal=causal, **descales)
+
+
 def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
     from flash_attn.cute.interface import flash_attn_func
 
@@ -126,7 +136,7 @@ def _with_tiles(problem: Problem, tiles: Any) -> Attend:
         made: Any = type(dispatch.plan(*what))
         plan = made(*what, forward_tiles=tiles)
         inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
-        factors = None if spec.operands is None else factors_of_heads(inputs, Descales())
+        factors = None if spec.operands is None else operand_factors(inputs, Descales(), spec.operands)
         return run.forward(inputs, spec, plan, cache=factors)[0]
 
     return attend
@@ -145,6 +155,8 @@ def recorded(
     is_backward = problem.direction == "bwd"
     if is_backward and problem.operands is not None:
         attend = functools.partial(_fa4, precision="fp8")
+    elif problem.operands is Operands.MXFP8 and package == "fa4":
+        attend = _of_blocks
     options = {"sms": sms, "checks": Checks(races=False, poison=False), **extra}
 
     def normal(seqlen: int, columns: int) -> Tensor:

@@ -27,12 +27,23 @@ LATENT = 576, 512
 E4M3 = torch.float8_e4m3fn
 
 
-def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
+def _of_blocks(tensors: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    """q, k and v in e4m3 with scales of blocks, as arguments of a call."""
+    arguments = dict[str, torch.Tensor]()
+    for name, x in zip("qkv", tensors):
+        axis = "tokens" if name == "v" else "head_dim"
+        arguments[name], arguments[f"{name}_descale"] = fa4.quantize(x, "mxfp8", axis=axis)
+    return arguments
+
+
+def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path, has_scales: bool = False) -> None:
     from fa4.emulator import emulate
 
     is_8bit = case.dtype == E4M3
     problem = cases.make(dataclasses.replace(case, dtype=torch.bfloat16) if is_8bit else case, seed=0)
     eight_bits = {name: x.to(E4M3) for name, x in zip("qkv", problem.inputs[:3])} if is_8bit else {}
+    if has_scales:
+        eight_bits = _of_blocks(problem.inputs[:3])
     with emulate(chip, sms=sms) as gpu:
         if (case.head_dim, case.head_dim_v) == LATENT:
             q, k = problem.inputs.q, problem.inputs.k
@@ -94,13 +105,19 @@ class _Lengths(click.ParamType):
 @click.option("--causal", is_flag=True)
 @click.option("--latent", is_flag=True, help="A cache of latents: v is the memory of k's first columns.")
 @click.option("--e4m3", is_flag=True, help="Products of e4m3; with --latent, a cache of e4m3.")
+@click.option("--mxfp8", is_flag=True, help="Products of e4m3 with scales of blocks.")
 @click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
 @click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
 @click.option("--deterministic", is_flag=True)
 @click.option("--chip", type=CHIP, default="sm_100a", show_default=True)
 @judging
-def main(direction: str, chip: str, judging: Judging, **shape: Any) -> None:
-    judging.run([partial(_record, direction, case, chip, judging.sms) for case in cases_of(direction, **shape)])
+def main(direction: str, chip: str, judging: Judging, mxfp8: bool, **shape: Any) -> None:
+    judging.run(
+        [
+            partial(_record, direction, case, chip, judging.sms, has_scales=mxfp8)
+            for case in cases_of(direction, **shape)
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from .plan import Plan
 from .spec import MOST_KEYS_OF_8BIT_P, AttentionSpec, Feature, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
-ALL_FEATURES = frozenset(Feature) - {Feature.OPERANDS_8BIT}  # otherwise they are dequantised before
+_E4M3_FEATURES = frozenset((Feature.OPERANDS_8BIT, Feature.BLOCK_SCALES))  # without them, e4m3 is dequantised before
+ALL_FEATURES = frozenset(Feature) - _E4M3_FEATURES
 _BACKWARD_FEATURES = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
 _CACHE_FEATURES = frozenset(
     (Feature.PAGES, Feature.CACHE_ROWS, Feature.CACHE_VARLEN, Feature.CACHE_8BIT, Feature.SCALED_ROWS)
@@ -278,6 +279,14 @@ _SM100_FP8 = replace(
     features=_SM100.features - _CACHE_FEATURES - _BACKWARD_FEATURES | {Feature.OPERANDS_8BIT},
     limits=(_mod_limits, _block_limits),
 )
+_SM100_MXFP8 = replace(
+    _SM100_FP8,
+    summary="the same, with scales of blocks of 32 numbers",
+    head_dims=HeadDims(multiple=16, largest=128, pairs=((192, 128),)),
+    features=_SM100_FP8.features - {Feature.BLOCK_MASK, Feature.BATCH_INVARIANT} | {Feature.BLOCK_SCALES},
+    limits=(_mod_limits,),
+    least_queries=129,  # fewer are read from memory faster than they are multiplied
+)
 
 _SM100_FP8_TRAINING = replace(
     _SM100_FP8,
@@ -302,6 +311,7 @@ BACKENDS: tuple[Backend, ...] = (
     _SM90_WIDEST,
     _SM90_FP8,
     _SM100_FP8,
+    _SM100_MXFP8,
     _SM100_FP8_TRAINING,
     _SM80,
     Backend(

@@ -44,6 +44,7 @@ class Feature(enum.Enum):
     CACHE_8BIT = "cache of 8-bit numbers"
     SCALED_ROWS = "cache of 656-byte rows"
     OPERANDS_8BIT = "e4m3 q, k and v"
+    BLOCK_SCALES = "scales of blocks of 32 numbers"
     BATCH_INVARIANT = "batch_invariant"
 
 
@@ -95,9 +96,11 @@ class CacheSpec:
 
 class Operands(enum.StrEnum):
     """8-bit tensors q, k and v of a call, which kernels multiply as such. E4M3: with one factor of the scores, q's and
-    k's together, and one of v, for each sequence and key/value head; a `Cache` holds them."""
+    k's together, and one of v, for each sequence and key/value head; a `Cache` holds them. MXFP8: e4m3 numbers that
+    have E8M0 scales of blocks of 32, too, see `Cache`."""
 
     E4M3 = "e4m3"
+    MXFP8 = "mxfp8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,7 @@ class AttentionSpec:
             Feature.CACHE_8BIT: cache.has_8bit_kv,
             Feature.SCALED_ROWS: cache.has_scaled_rows,
             Feature.OPERANDS_8BIT: self.operands is not None,
+            Feature.BLOCK_SCALES: self.operands is Operands.MXFP8,
             Feature.BATCH_INVARIANT: self.batch_invariant,
         }
         return frozenset(feature for feature, is_requested in requested.items() if is_requested)
@@ -336,7 +340,8 @@ class Cache(NamedTuple):
     keys are rows leftpad[b] to seqused_k[b]. Entries of page_table past these rows are never read.
 
     page_table: (batch, pages of a sequence). batch_idx, leftpad: (batch,). k_descale, v_descale: (batch, heads_kv)
-    float32, factors on 8-bit K/V. With k of `scaled_rows`, kernels read k alone.
+    float32, factors on 8-bit K/V. With k of `scaled_rows`, kernels read k alone. q_scales, k_scales, v_scales: with
+    `Operands.MXFP8`, E8M0 scales of recipe "mxfp8" as uint8, of q and k along head_dim, of v along tokens.
     """
 
     page_table: Tensor | None = None
@@ -344,6 +349,9 @@ class Cache(NamedTuple):
     leftpad: Tensor | None = None
     k_descale: Tensor | None = None
     v_descale: Tensor | None = None
+    q_scales: Tensor | None = None
+    k_scales: Tensor | None = None
+    v_scales: Tensor | None = None
 
     def spec(self, inputs: AttentionInputs) -> CacheSpec:
         page_size = None if self.page_table is None else inputs.k.shape[1]
@@ -364,6 +372,7 @@ class Saved(NamedTuple):
     dlse: Tensor | None = None
 
 
+MX_BLOCK = 32  # numbers with the same scale of recipe "mxfp8"
 LINE_SHIFT = -0.0575
 """Added to x where a kernel takes 2^n (1 + f) for 2^x, x = n + f, so that the mean over f of the quotient is 1; errors
 are -3.9 to 2 percent, and half a percent more where x is rounded to 1/64."""

@@ -19,6 +19,8 @@ from ..pipeline.smem import PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
 from . import tmem
 
 COLUMNS_PER_MMA = 8  # of tensor memory that an instruction reads of A
+# Scales of blocks of 32 numbers, in chunks: rows, blocks and bytes of a chunk, and its columns of tensor memory.
+CHUNK_ROWS, CHUNK_BLOCKS, CHUNK_BYTES, CHUNK_COLUMNS = 128, 4, 512, 4
 
 
 def k_per_mma(bits: int) -> int:
@@ -63,10 +65,14 @@ class SmemOperand(Constant):
 
     def descriptor(self, low: Int32, k: int):
         """Descriptor (an i64 value) of the reduction elements of the k-th instruction; `low` is from `at`."""
-        i32x2 = ir.VectorType.get([2], Int32.mlir_type)
-        high = Int32(self.constant_bits >> 32)
-        pair = vector.from_elements(i32x2, [(low + self.step(k)).ir_value(), high.ir_value()])
-        return llvm.bitcast(Int64.mlir_type, pair)
+        return _descriptor(low + self.step(k), self.constant_bits >> 32)
+
+
+def _descriptor(low: Int32, high: int):
+    """64-bit value of two halves."""
+    i32x2 = ir.VectorType.get([2], Int32.mlir_type)
+    pair = vector.from_elements(i32x2, [low.ir_value(), Int32(high).ir_value()])
+    return llvm.bitcast(Int64.mlir_type, pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +92,16 @@ class Umma(Constant):
     m: int = 128
     ctas: int = 1
     a_dtype: type[cutlass.Numeric] | None = None  # of A, if not `dtype`
+    is_scaled: bool = False  # blocks of 32 numbers of A's and B's rows have scales in tensor memory
 
     @property
     def instruction(self) -> int:
-        """32-bit instruction descriptor: fp32 accumulator, operand type and major axes, n and m."""
+        """32-bit instruction descriptor: fp32 accumulator, operand type and major axes, n and m. Of a scaled product:
+        the type of scales, and m at another place; `issue` adds the block of an instruction."""
         a_format, b_format = (dtype in _SECOND for dtype in (self.a_dtype or self.dtype, self.dtype))
         a_major = Major.K if self.a is None else self.a.major
-        formats = 1 << 4 | a_format << 7 | b_format << 10
-        return formats | a_major << 15 | self.b.major << 16 | self.n >> 3 << 17 | self.m >> 4 << 24
+        common = a_format << 7 | b_format << 10 | a_major << 15 | self.b.major << 16 | self.n >> 3 << 17
+        return common | (1 << 23 | self.m >> 7 << 27 if self.is_scaled else 1 << 4 | self.m >> 4 << 24)
 
     @property
     def steps(self) -> int:
@@ -103,7 +111,7 @@ class Umma(Constant):
     def kind(self) -> nvvm.Tcgen05MMAKind:
         return nvvm.Tcgen05MMAKind.F8F6F4 if self.dtype.width == 8 else nvvm.Tcgen05MMAKind.F16
 
-    def issue(self, d, a, b, accumulate, steps: range | None = None) -> None:
+    def issue(self, d, a, b, accumulate, steps: range | None = None, scales: tuple | None = None) -> None:
         """Issue D (+)= A B^T. One elected thread calls it.
 
         Args:
@@ -112,19 +120,32 @@ class Umma(Constant):
             b: low descriptor word of B from `SmemOperand.at`.
             accumulate: bool or Boolean; False overwrites D at the first step.
             steps: instructions to issue; default all.
+            scales: of a scaled product, tensor-memory addresses of the scales of A and of B.
         """
         for k in range(self.steps) if steps is None else steps:
             accumulates = Boolean(accumulate) if k == 0 else Boolean(True)
             a_k = tmem.pointer(a + k * COLUMNS_PER_MMA) if self.a is None else self.a.descriptor(a, k)
-            nvvm.tcgen05_mma(
-                self.kind,
-                cta_group(self.ctas),
-                tmem.pointer(d),
-                a_k,
-                self.b.descriptor(b, k),
-                Int32(self.instruction).ir_value(),
-                accumulates.ir_value(),
-            )
+            operands = cta_group(self.ctas), tmem.pointer(d), a_k, self.b.descriptor(b, k)
+            if scales is None:
+                nvvm.tcgen05_mma(self.kind, *operands, Int32(self.instruction).ir_value(), accumulates.ir_value())
+            else:  # an instruction reduces one block
+                chunk, block = divmod(k, CHUNK_BLOCKS)
+                instruction = Int32(self.instruction | block << 4 | block << 29).ir_value()
+                addresses = (tmem.pointer(x + chunk * CHUNK_COLUMNS) for x in scales)
+                kind = nvvm.Tcgen05MMAKind.MXF8F6F4
+                nvvm.tcgen05_mma_block_scale(kind, *operands, instruction, accumulates.ir_value(), *addresses)
+
+
+def copy_chunk(source: Int32, address: Int32) -> None:
+    """One thread: copy a chunk of scales from shared memory, where it is dense, to its columns of tensor memory, into
+    the lanes of each warp. A product that the same thread issues later reads the copy (PTX ISA, "tcgen05: implicitly
+    pipelined instructions")."""
+    group = 8 * 16  # bytes of 8 rows
+    low = Int32((source >> 4) & 0x3FFF) | 1 << 16
+    descriptor = _descriptor(low, group >> 4 | 1 << 14)
+    shape = nvvm.Tcgen05CpShape.SHAPE_32x128b
+    multicast = nvvm.Tcgen05CpMulticast.WARPX4
+    nvvm.tcgen05_cp(shape, tmem.pointer(address), descriptor, group=cta_group(1), multicast=multicast)
 
 
 def cta_group(ctas: int):

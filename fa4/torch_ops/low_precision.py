@@ -17,6 +17,7 @@ from ..mods.ir.record import Mods
 from ..runtime import dispatch, torch_internals
 from ..runtime.device import chip_of
 from ..runtime.spec import (
+    MX_BLOCK,
     P_EXPONENT,
     PACKED,
     AttentionInputs,
@@ -36,7 +37,8 @@ from .autocast import cast_all
 from .run.allocate import shapes
 from .signature import Signature, routes
 
-PRECISIONS = ("fp8", "fp8-forward", "mxfp8")
+PRECISIONS = {"fp8": Operands.E4M3, "fp8-forward": Operands.E4M3, "mxfp8": Operands.MXFP8}
+"""What a kernel may multiply in the forward of a training call."""
 _TRAINED = (torch.float16, torch.bfloat16)
 _LARGEST_IN_FLOAT16 = 240.0 * 2**8  # e4m3 times a power of two
 
@@ -79,33 +81,60 @@ def native(
 ) -> tuple[Tensor, Tensor] | None:
     """Return out in `dtype` and lse of a kernel that multiplies 8-bit numbers; None if no kernel serves the call.
 
-    Such a kernel takes one factor for the scores of a sequence and key/value head, and one for the values."""
-    if not are_of_heads(inputs, descales):
+    Such a kernel takes one factor for the scores of a sequence and key/value head, and one for the values; or E8M0
+    scales of blocks of 32 numbers."""
+    operands = operands_of(inputs, descales)
+    if operands is None:
         return None
     flags = flags.resolved()
     packed, extent = inputs.varlen, inputs.extent
-    options = flags, extent.rounded() if packed else extent, mods and mods.spec_key(), dtype
+    options = flags, extent.rounded() if packed else extent, mods and mods.spec_key(), dtype, operands
     signature = Signature.of("8-bit operator", inputs.tensors, options, PACKED if packed else ())
     forward = routes.find(signature)
     if forward is None:
-        forward, spec = False, native_spec(inputs, mods, flags, dtype)
+        forward, spec = False, native_spec(inputs, mods, flags, dtype, operands)
         if spec is not None:
             plan = dispatch.plan(spec, extent, chip_of(inputs.q.device), flags.backend)
             forward = run.ForwardExecutor(inputs, spec, plan)
         routes.keep(signature, forward)
-    return forward(inputs, mods, factors_of_heads(inputs, descales)) if forward else None
+    return forward(inputs, mods, operand_factors(inputs, descales, operands)) if forward else None
 
 
 def native_spec(
-    inputs: AttentionInputs, mods: Mods | None, flags: Flags, dtype: torch.dtype, *, is_backward: bool = False
+    inputs: AttentionInputs,
+    mods: Mods | None,
+    flags: Flags,
+    dtype: torch.dtype,
+    operands: Operands = Operands.E4M3,
+    *,
+    is_backward: bool = False,
 ) -> AttentionSpec | None:
     """Return the spec of a forward, or of a backward, for a kernel that multiplies 8-bit numbers; None if no kernel
     serves it."""
     flags = flags.resolved()
     flags = flags._replace(needs_backward=is_backward, deterministic=is_backward and flags.deterministic)
-    spec = replace(AttentionSpec.of(inputs, flags, mods), dtype=dtype, operands=Operands.E4M3)
+    spec = replace(AttentionSpec.of(inputs, flags, mods), dtype=dtype, operands=operands)
     is_taken = dispatch.takes_8bit_operands(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
     return spec if is_taken else None
+
+
+def operands_of(inputs: AttentionInputs, descales: Descales) -> Operands | None:
+    """Return what a kernel must multiply; None if there is none for such scales.
+
+    E4M3: each factor is that of all, or of a sequence and key/value head. MXFP8: or those of blocks along the axis that
+    the product sums over.
+    """
+    if are_of_heads(inputs, descales):
+        return Operands.E4M3
+    if inputs.q.shape[-1] % MX_BLOCK:
+        return None
+    of_blocks = _scales_of_blocks(descales)
+    along_sums = (
+        scales is None or (scales.shape[-1] == x.shape[-1]) == (name == "v")
+        for name, x, scales in zip("qkv", inputs, of_blocks)
+    )
+    others = Descales(*(x if scales is None else None for x, scales in zip(descales, of_blocks)))
+    return Operands.MXFP8 if all(along_sums) and are_of_heads(inputs, others) else None
 
 
 def are_of_heads(inputs: AttentionInputs, descales: Descales) -> bool:
@@ -113,6 +142,25 @@ def are_of_heads(inputs: AttentionInputs, descales: Descales) -> bool:
     shape = inputs.batch, inputs.k.shape[-2]
     given = (x for x in descales if x is not None)
     return all(x.dtype == torch.float32 and (x.numel() == 1 or tuple(x.shape) == shape) for x in given)
+
+
+def _scales_of_blocks(descales: Descales) -> list[Tensor | None]:
+    """Return the scales of recipe "mxfp8" as uint8, None for others."""
+    return [None if x is None or x.dtype == torch.float32 else x.view(torch.uint8) for x in descales]
+
+
+def operand_factors(inputs: AttentionInputs, descales: Descales, operands: Operands) -> Cache:
+    """Return the factors of the operands of a forward."""
+    if operands is Operands.E4M3:
+        return factors_of_heads(inputs, descales)
+    of_blocks = _scales_of_blocks(descales)
+    of_heads = Descales(*(x if scales is None else None for x, scales in zip(descales, of_blocks)))
+    names = "q_scales", "k_scales", "v_scales"
+    scales = {
+        name: recipes.ones(x.shape, inputs.batch, axis, x.device) if given is None else given
+        for name, x, given, axis in zip(names, inputs, of_blocks, ("head_dim", "head_dim", "tokens"))
+    }
+    return factors_of_heads(inputs, of_heads)._replace(**scales)
 
 
 def factors_of_heads(inputs: AttentionInputs, descales: Descales) -> Cache:
@@ -311,7 +359,7 @@ def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, D
             for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k))
         )
     else:
-        if q.shape[-1] % recipes.TOKENS_OF_MX:
+        if q.shape[-1] % MX_BLOCK:
             raise ValueError(f"q has head_dim {q.shape[-1]}, expected a multiple of 32 for precision 'mxfp8'")
         (q, sq), (k, sk), (v, sv) = (
             recipes.quantized(x, "mxfp8", None, axis, *rows)

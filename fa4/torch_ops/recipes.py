@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..runtime.spec import MX_BLOCK
+
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 # A call with one of these is a call of `low_precision`, which takes e4m3 alone and names the others.
 EIGHT_BIT = frozenset((E4M3, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz))
 RECIPES = ("tensor", "head", "block128", "mxfp8")
 AXES = ("head_dim", "tokens")
-TOKENS_OF_BLOCK, TOKENS_OF_MX = 128, 32
+TOKENS_OF_BLOCK = 128
 LARGEST = 448.0  # of e4m3
 _SMALLEST_SCALE = 2.0**-126
 _EXPONENT_OF_LARGEST = 8  # emax of e4m3 in the MX specification
@@ -171,8 +173,8 @@ def quantized(
     magnitude = torch.where(magnitude.isnan(), torch.inf, magnitude)  # a maximum keeps inf on every device
     if recipe == "mxfp8":
         along_columns = axis == "head_dim"
-        groups = magnitude.unflatten(-1, (-1, TOKENS_OF_MX)).amax(-1) if along_columns else None
-        scales = _e8m0(_largest(magnitude, cu_seqlens, TOKENS_OF_MX) if groups is None else groups)
+        groups = magnitude.unflatten(-1, (-1, MX_BLOCK)).amax(-1) if along_columns else None
+        scales = _e8m0(_largest(magnitude, cu_seqlens, MX_BLOCK) if groups is None else groups)
     elif recipe == "tensor":
         scales = _scales(magnitude.amax() if magnitude.numel() else magnitude.new_zeros(()), power_of_two)
     else:
@@ -189,14 +191,20 @@ def expected_shapes(shape: Sequence[int], batch: int, heads: Sequence[int]) -> d
     """Return the shapes that scales may have beside a tensor of this shape, by recipe; "tokens" is mxfp8 along tokens.
     heads: the numbers of heads that scales may have."""
     lead, blocks = shape[:-1], token_blocks(shape, batch, TOKENS_OF_BLOCK)
-    columns = shape[-1] // TOKENS_OF_MX
+    columns = shape[-1] // MX_BLOCK
     return {
         "tensor": ((), (1,)),
         "head": tuple((batch, n) for n in heads),
         "block128": tuple((*blocks, n) for n in heads),
-        "mxfp8": ((*lead, columns),) if columns * TOKENS_OF_MX == shape[-1] else (),
-        "tokens": ((*token_blocks(shape, batch, TOKENS_OF_MX), *shape[-2:]),),
+        "mxfp8": ((*lead, columns),) if columns * MX_BLOCK == shape[-1] else (),
+        "tokens": ((*token_blocks(shape, batch, MX_BLOCK), *shape[-2:]),),
     }
+
+
+def ones(shape: Sequence[int], batch: int, axis: str, device: torch.device) -> Tensor:
+    """Return scales of recipe "mxfp8" that are 1, as uint8, of a tensor of this shape."""
+    (of_blocks,) = expected_shapes(shape, batch, ())["mxfp8" if axis == "head_dim" else "tokens"]
+    return torch.full(of_blocks, 127, dtype=torch.uint8, device=device)
 
 
 def spread(scales: Tensor, shape: Sequence[int], cu_seqlens: Tensor | None = None) -> Tensor:
@@ -207,18 +215,18 @@ def spread(scales: Tensor, shape: Sequence[int], cu_seqlens: Tensor | None = Non
     if factors.ndim < 2:
         return factors.view(())
     if is_mx and scales.shape[-1] != shape[-1]:
-        return factors.repeat_interleave(TOKENS_OF_MX, -1)
+        return factors.repeat_interleave(MX_BLOCK, -1)
     if not is_mx:
         factors = factors.repeat_interleave(shape[-2] // scales.shape[-1], -1)[..., None]
     if packed:
         assert cu_seqlens is not None
         by_sequence = not is_mx and scales.shape[0] == cu_seqlens.shape[0] - 1
-        block = None if by_sequence else TOKENS_OF_MX if is_mx else TOKENS_OF_BLOCK
+        block = None if by_sequence else MX_BLOCK if is_mx else TOKENS_OF_BLOCK
         _, index = _entries(shape[0], cu_seqlens, block)
         return torch.cat((factors, factors.new_ones(1, *factors.shape[1:])))[index]
     if scales.ndim == 2:
         return factors[:, None]
-    return factors.repeat_interleave(TOKENS_OF_MX if is_mx else TOKENS_OF_BLOCK, 1)[:, : shape[1]]
+    return factors.repeat_interleave(MX_BLOCK if is_mx else TOKENS_OF_BLOCK, 1)[:, : shape[1]]
 
 
 def dequantized(data: Tensor, scales: Tensor | None, dtype: torch.dtype, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ import fa4
 from fa4.mods.frontend.trace import trace_mask, trace_score
 from fa4.mods.ir.graph import Graph
 from fa4.mods.ir.record import ModSpec
-from fa4.runtime.spec import AttentionSpec, CacheSpec, Operands, ProblemSize
+from fa4.runtime.spec import MX_BLOCK, AttentionSpec, CacheSpec, Operands, ProblemSize
 
 # Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
 DIMS = (8, 64, 72, 96, 104, 128, 136, 192, 200, 208, 256)
@@ -200,6 +200,8 @@ def eight_bits() -> Iterator[Problem]:
         spec = problem.spec
         if spec.dtype == torch.bfloat16 and not (spec.head_dim % 16 or spec.head_dim_v % 16):
             yield replace(problem, spec=replace(spec, operands=Operands.E4M3))
+            if spec.head_dim % MX_BLOCK == 0:
+                yield replace(problem, spec=replace(spec, operands=Operands.MXFP8))
 
 
 @functools.cache

@@ -163,6 +163,14 @@ _MULTIPLIED_BACKWARD = dict(
     **dict.fromkeys(("score_mod", "mask_mod"), ("none",)),
     dropout=("no",),
 )
+_SCALED = dict(
+    recipe=("mxfp8", "mixed"),
+    scale=("default", "given"),
+    head_dim=("64", "96", "128", "192"),
+    head_dim_v=("same", "smaller"),
+    lengths=("large", "larger", "square"),
+    block_mask=("none",),
+)
 _BY_16 = "16", "64", "96", "128", "256"
 _FETCHED_BYTES = dict(head_dim="256", head_dim_v="same", pages="128", bits="fp8", leftpad="yes", queries="1")
 
@@ -196,6 +204,7 @@ ARRAYS = {
             backends=("sm100",),
         ),
         Array("eight-bits-sm100", EIGHT_BITS.with_levels(**_BY_HEADS, head_dim=_BY_16), 2, backends=("sm100",)),
+        Array("eight-bits-scaled", EIGHT_BITS.with_levels(**_SCALED), 2, backends=("sm100",)),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

@@ -3,6 +3,7 @@ the oracle on the numbers that 8-bit tensors stand for."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,11 +24,11 @@ _AS_CALL = dict(dtype="bfloat16", captured="fixed", direction="inference", deter
 
 @dataclass
 class EightBitCall(calls.Call):
-    """tensors: q, k and v of e4m3, and their factors. is_multiplied: whether a kernel multiplied 8-bit numbers. chip:
+    """tensors: q, k and v of e4m3, and their factors. operands: what a kernel multiplied in 8 bits, or None. chip:
     number of the one that ran it."""
 
     tensors: dict[str, Any] = field(default_factory=dict)
-    is_multiplied: bool = False
+    operands: Operands | None = None
     chip: int = 0
 
     def run(self, backend: str = "auto") -> dict[str, Tensor]:
@@ -40,13 +41,13 @@ class EightBitCall(calls.Call):
         function: Any = fa4.flash_attn_varlen_func if i.varlen else fa4.flash_attn_func
         with torch.no_grad(), noting_kernels() as taken:
             out, lse = function(**given, return_lse=True)
-        self.is_multiplied = taken.get("native", False)
+        self.operands = taken.get("native")
         return {"out": out, "lse": lse}
 
     def judged(self, results: dict[str, Tensor]) -> list[Judged]:
         problem = self.problem
-        if self.is_multiplied:
-            problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3))
+        if self.operands is not None:
+            problem = replace(problem, spec=replace(problem.spec, operands=self.operands))
             problem = replace(problem, rounding=rounding_of(problem, self.chip, self.kept is not None))
         return judge(problem, results, self.functions, self.kept)
 
@@ -58,16 +59,17 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
     i, factors = problem.inputs, dict[str, Any]()
     bounds = {"q": (i.cu_seqlens_q, i.seqused_q), "k": (i.cu_seqlens_k, i.seqused_k)}
     bounds["v"] = bounds["k"]
-    data = []
+    data, draw = [], random.Random(seed)
     for name, x in zip("qkv", i[:3]):
-        if row["recipe"] == "none":
+        recipe = draw.choice(("tensor", "head", "mxfp8")) if row["recipe"] == "mixed" else row["recipe"]
+        if recipe == "none":
             data.append(x.to(E4M3))
             continue
         options = dict(zip(("cu_seqlens", "seqused"), bounds[name]))
-        if row["recipe"] == "head":
+        if recipe == "head":
             options["heads"] = i.k.shape[-2]
-        axis = "tokens" if row["recipe"] == "mxfp8" and name == "v" else "head_dim"
-        codes, factors[f"{name}_descale"] = fa4.quantize(x, row["recipe"], axis=axis, **options)
+        axis = "tokens" if recipe == "mxfp8" and name == "v" else "head_dim"
+        codes, factors[f"{name}_descale"] = fa4.quantize(x, recipe, axis=axis, **options)
         data.append(codes)
     eight = i._replace(q=data[0], k=data[1], v=data[2])
     eight = layouts.laid_out(replace(problem, inputs=eight), row["layout"], generator).inputs
@@ -84,10 +86,10 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
 
 @dataclass
 class TrainedCall(calls.Call):
-    """A training call that rounds to 8 bits. natives: whether kernels multiplied 8-bit numbers, forward and backward.
+    """A training call that rounds to 8 bits. natives: what kernels multiplied in 8 bits, forward and backward.
     chip: number of the one that ran it."""
 
-    natives: dict[str, bool] = field(default_factory=dict)
+    natives: dict[str, Operands | None] = field(default_factory=dict)
     chip: int = 0
 
     def run(self, backend: str = "auto") -> dict[str, Tensor]:
@@ -100,7 +102,7 @@ class TrainedCall(calls.Call):
         eight, descales = low_precision.rounded(problem.inputs, precision)
         problem = replace(problem, inputs=low_precision.dequantized(eight, descales, torch.float32))
         if self.natives["native"]:
-            problem = replace(problem, spec=replace(problem.spec, operands=Operands.E4M3))
+            problem = replace(problem, spec=replace(problem.spec, operands=self.natives["native"]))
             problem = replace(problem, rounding=rounding_of(problem, self.chip, self.kept is not None))
         outs = ("out", "lse")
         verdict = judge(problem, {name: results[name] for name in outs}, self.functions, self.kept)

@@ -296,6 +296,7 @@ EIGHT_BITS = Model(
             mask=("causal", "left", "both_sides", "causal_left"),
         ),
         _no("a block mask has a block", block_mask=("128", "64"), form="dense", lengths="zero"),
+        _no("only with 128 columns of v are there kernels", head_dim="192", head_dim_v="same"),
         _no("a block mask is made of a mask_mod", block_mask=("128", "64"), mask_mod="none"),
     ),
     {

@@ -35,7 +35,8 @@ CASES = (
 def rounding_of(problem, chip, has_dropout=False):
     """How a chip's kernel rounds products of e4m3, as options of the reference. chip: its number."""
     i = problem.inputs
-    spec = replace(problem.spec, dtype=torch.bfloat16, operands=Operands.E4M3)
+    operands = problem.spec.operands or Operands.E4M3
+    spec = replace(problem.spec, dtype=torch.bfloat16, operands=operands)
     extent = ProblemSize(i.batch, i.max_seqlen_q, i.max_seqlen_k)
     if chip == 90:
         line = Fp8Forward(spec, extent, chip_by_number(chip)).cfg.line
@@ -89,21 +90,23 @@ def judged(problem, out, lse):
 
 
 @contextlib.contextmanager
-def noting_kernels() -> Iterator[dict[str, bool]]:
-    """Whether kernels multiplied 8-bit numbers, of the last forward ("native") and backward ("native_backward")."""
-    taken: dict[str, bool] = {}
+def noting_kernels() -> Iterator[dict[str, Operands | None]]:
+    """What kernels multiplied in 8 bits, of the last forward ("native") and backward ("native_backward"); None if they
+    multiplied 16 bits."""
+    taken: dict[str, Operands | None] = {}
+    native, native_backward = low_precision.native, low_precision.native_backward
 
-    def noting(name: str) -> Any:
-        native = getattr(low_precision, name)
+    def forward(inputs: Any, descales: Any, *others: Any) -> Any:
+        found = native(inputs, descales, *others)
+        taken["native"] = None if found is None else low_precision.operands_of(inputs, descales)
+        return found
 
-        def noted(*arguments: Any) -> Any:
-            found = native(*arguments)
-            taken[name] = found is not None
-            return found
+    def backward(*arguments: Any) -> Any:
+        found = native_backward(*arguments)
+        taken["native_backward"] = None if found is None else Operands.E4M3
+        return found
 
-        return mock.patch.object(low_precision, name, noted)
-
-    with noting("native"), noting("native_backward"):
+    with mock.patch.multiple(low_precision, native=forward, native_backward=backward):
         yield taken
 
 

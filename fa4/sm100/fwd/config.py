@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 from cutlass import Uint8
@@ -11,9 +12,10 @@ from cutlass import Uint8
 from ...fwd.launch import ForwardContext
 from ...fwd.variant import ForwardVariant, KvLoad, OutStore
 from ...pipeline.smem import Tile
+from ...runtime.spec import MX_BLOCK
 from .. import tmem
-from ..mma import Major, SmemOperand, Umma, k_per_mma
-from ..tmem import LANES
+from ..mma import CHUNK_BLOCKS, CHUNK_BYTES, CHUNK_COLUMNS, Major, SmemOperand, Umma, k_per_mma
+from ..tmem import COLUMNS, LANES
 
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
@@ -72,6 +74,8 @@ class Sm100ForwardConfig(ForwardVariant):
             raise ValueError("two Q tiles take one S each")
         if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
             raise ValueError("a pair of CTAs takes the single or the persistent schedule, not the dynamic one")
+        if self.has_block_scales and not self.p_in_smem:
+            raise ValueError("blocks of numbers have scales only where P is in shared memory: two Q tiles of one CTA")
 
     @property
     def tile_m(self) -> int:
@@ -98,6 +102,21 @@ class Sm100ForwardConfig(ForwardVariant):
     def p_bytes(self) -> int:
         """Shared-memory bytes of P."""
         return self.q_tiles * self.p_tile.nbytes if self.p_in_smem else 0
+
+    @property
+    def scale_chunks(self) -> int:
+        """Chunks of scales of a Q tile, and of a K/V stage: see `block_scales`. V of a block has one."""
+        return -(-self.head_dim // (MX_BLOCK * CHUNK_BLOCKS)) if self.has_block_scales else 0
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales of a Q tile, and of a K/V stage."""
+        return self.scale_chunks * CHUNK_BYTES
+
+    @property
+    def scale_columns(self) -> int:
+        """Tensor-memory columns of the scales of a Q tile, and of a K/V stage."""
+        return self.scale_chunks * CHUNK_COLUMNS
 
     @property
     def p_head(self) -> int:
@@ -197,10 +216,15 @@ class Sm100ForwardConfig(ForwardVariant):
         return min(self._kv_stages(used), 8)
 
     def _kv_stages(self, used: int) -> int:
-        return self._smem_left(used) // self.kv_stage_bytes
+        stages = self._smem_left(used) // (self.kv_stage_bytes + self.scale_bytes)
+        if not self.has_block_scales:
+            return stages
+        columns = self.tile_n + self.o_columns + self.scale_columns + CHUNK_COLUMNS  # of a Q tile, with scales of P
+        return min(stages, (COLUMNS - self.q_tiles * columns) // self.scale_columns)
 
     def _smem_left(self, used: int) -> int:
-        return self.smem_bytes - used - self.p_bytes - (1 + self.s_stages) * self.rows_bytes - BARRIER_BYTES
+        used += self.p_bytes + self.q_tiles * self.scale_bytes + (1 + self.s_stages) * self.rows_bytes + BARRIER_BYTES
+        return self.smem_bytes - used
 
     @property
     def loaded_dtype(self) -> type[cutlass.Numeric]:
@@ -224,15 +248,19 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def qk(self) -> Umma:
         """S = Q K^T."""
-        q, k, m = SmemOperand(self.q_tile, Major.K), SmemOperand(self.k_operand, Major.K), self.ctas * self.tile_m
-        return Umma(self.operand_dtype, n=self.tile_n, k=self.head_dim, b=k, a=q, m=m, ctas=self.ctas)
+        q, k = SmemOperand(self.q_tile, Major.K), SmemOperand(self.k_operand, Major.K)
+        return self._product(self.operand_dtype, n=self.tile_n, k=self.head_dim, b=k, a=q)
 
     @property
     def pv(self) -> Umma:
         """O += P V."""
-        v, m = SmemOperand(self.v_operand, Major.MN), self.ctas * self.tile_m
+        v = SmemOperand(self.v_operand, Major.MN)
         p = SmemOperand(self.p_tile, Major.K) if self.p_in_smem else None
-        return Umma(self.v_dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, a=p, m=m, ctas=self.ctas)
+        return self._product(self.v_dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, a=p)
+
+    def _product(self, dtype: type[cutlass.Numeric], **shape: Any) -> Umma:
+        m, ctas = self.ctas * self.tile_m, self.ctas
+        return Umma(dtype, **shape, m=m, ctas=ctas, is_scaled=self.has_block_scales)
 
     @property
     def largest_p(self) -> int:

@@ -29,6 +29,7 @@ from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterShar
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .. import tmem
+from ..mma import CHUNK_COLUMNS
 from ..signals import SIGNALS
 from .config import Schedule, Sm100ForwardConfig, Sm100ForwardContext
 from .convert import convert
@@ -72,10 +73,19 @@ def roles(cfg: Sm100ForwardConfig) -> RoleTable:
 
 
 def tmem_map(cfg: Sm100ForwardConfig) -> tmem.TmemMap:
-    """TMEM map: S and one O per Q tile; P aliases the second half of each S, if it is there."""
+    """TMEM map: S and one O per Q tile; P aliases the second half of each S, if it is there. Then come the scales of
+    blocks: of Q and P of each Q tile, of K or V of each stage."""
     s_columns, half = cfg.s_buffers * cfg.tile_n, cfg.tile_n // 2
     p = {} if cfg.p_in_smem else dict(P=tmem.alias_of("S", columns=s_columns - half, offset=half))
-    return tmem.TmemMap(S=tmem.cols(0, s_columns), **p, O=tmem.cols(s_columns, cfg.q_tiles * cfg.o_columns))
+    sizes = dict(O=cfg.q_tiles * cfg.o_columns)
+    if cfg.has_block_scales:
+        sizes["Q_scales"], sizes["P_scales"] = cfg.q_tiles * cfg.scale_columns, cfg.q_tiles * CHUNK_COLUMNS
+        sizes["KV_scales"] = cfg.kv_stages * cfg.scale_columns
+    ranges, first = dict(S=tmem.cols(0, s_columns), **p), s_columns
+    for name, columns in sizes.items():
+        ranges[name] = tmem.cols(first, columns)
+        first += columns
+    return tmem.TmemMap(**ranges)
 
 
 NEXT_S = Implied("mma_softmax_S")
@@ -149,11 +159,17 @@ def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
         *(() if cfg.out_store is OutStore.DIRECT else (out,)),
         *((Region("P", cfg.p_bytes, align=1024),) if cfg.p_in_smem else ()),
         *(() if cfg.p_in_smem else (Region("scale", cfg.s_stages * cfg.rows_bytes),)),
+        *_scale_regions(cfg),
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),
         Region("index", 16),
     )
+
+
+def _scale_regions(cfg: Sm100ForwardConfig) -> tuple[Region, ...]:
+    counts = (("Q scales", cfg.q_tiles), ("KV scales", cfg.kv_stages)) if cfg.has_block_scales else ()
+    return tuple(Region(name, count * cfg.scale_bytes) for name, count in counts)
 
 
 def context(

@@ -21,7 +21,8 @@ from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
-from ..mma import Umma, k_per_mma
+from ..mma import CHUNK_COLUMNS, Umma, k_per_mma
+from .block_scales import copy_scales
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .work import Queue
 
@@ -120,7 +121,10 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
         if work.count > 0:
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 q.wait(tile)
-                issue_of_tile(context, tile, cfg.qk, "Q", addresses.S, s, kv, False)
+                if const_expr(cfg.has_block_scales):
+                    with cute.arch.elect_one():
+                        copy_scales(context, "Q", tile, addresses.Q_scales[tile], cfg.scale_chunks)
+                issue_of_tile(context, tile, cfg.qk, "Q", addresses, s, kv, False)
             kv, s = kv.next(), s.next()
             for i in cutlass.range(work.count, unroll=1):
                 v = kv
@@ -130,12 +134,12 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
                             q.commit(tile)
                 if i + 1 < work.count:
                     for tile in cutlass.range_constexpr(cfg.q_tiles):
-                        issue_of_tile(context, tile, cfg.qk, "Q", addresses.S, s, kv, False)
+                        issue_of_tile(context, tile, cfg.qk, "Q", addresses, s, kv, False)
                     v, s = kv.next(), s.next()
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
                     if i == 0:
                         o.wait(tile)
-                    issue_of_tile(context, tile, cfg.pv, "P", addresses.O, p, v, i > 0)
+                    issue_of_tile(context, tile, cfg.pv, "P", addresses, p, v, i > 0)
                 kv, p = v.next(), p.next()
             with cute.arch.elect_one():
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
@@ -149,14 +153,15 @@ def issue_of_tile(
     tile: int,
     product: Umma,
     a: str,
-    d: list[Int32],
+    addresses: TmemAddresses,
     ready: Cursor,
     kv: Cursor,
     accumulate: bool | Boolean,
 ):
-    """D (+)= A B of one Q tile. The tiles of A are in the region `a` of shared memory, B is at `kv`. ready: position in
-    the channel that tells when the product may begin; the product commits it."""
+    """S = Q K or O (+)= P V of one Q tile. Tiles of Q or P are in the region `a` of shared memory, K or V is at `kv`.
+    ready: position in the channel that tells when the product may begin; the product commits it."""
     cfg, smem = context.cfg, context.smem
+    d = addresses.S if a == "Q" else addresses.O
     assert product.a is not None
     if tile == 0:
         kv.wait()
@@ -164,7 +169,14 @@ def issue_of_tile(
     a_descriptor = product.a.at(smem.address(a) + tile * product.a.tile.nbytes)
     b_descriptor = product.b.at(smem.address("KV") + kv.stage * cfg.kv_stage_bytes)
     with cute.arch.elect_one():
-        product.issue(d[tile], a_descriptor, b_descriptor, accumulate)
+        scales = None
+        if cfg.has_block_scales:
+            of_a = addresses.Q_scales if a == "Q" else addresses.P_scales
+            of_b = addresses.KV_scales + kv.stage * cfg.scale_columns
+            if tile == 0:
+                copy_scales(context, "KV", kv.stage, of_b, cfg.scale_chunks if a == "Q" else 1)
+            scales = of_a[tile], of_b
+        product.issue(d[tile], a_descriptor, b_descriptor, accumulate, scales=scales)
         ready.commit(tile)
         if tile == cfg.q_tiles - 1:
             kv.commit()
@@ -224,7 +236,7 @@ def kv_end(cfg: Sm100ForwardConfig, ends: Ends) -> End:
 
 
 class TmemAddresses(Constant):
-    """TMEM addresses of S, P and O per Q tile, relative to the run-time `tmem.base`."""
+    """TMEM addresses of S, P, O and scales of blocks per Q tile, relative to the run-time `tmem.base`."""
 
     def __init__(self, context: Sm100ForwardContext):
         cfg, base, tmem_map = context.cfg, tmem.base(context.smem), context.tmem
@@ -235,6 +247,10 @@ class TmemAddresses(Constant):
         self.S = by_tile(tmem_map.S, cfg.tile_n)
         self.P = None if cfg.p_in_smem else by_tile(tmem_map.P, cfg.tile_n)
         self.O = by_tile(tmem_map.O, cfg.o_columns)
+        if cfg.has_block_scales:
+            self.Q_scales = by_tile(tmem_map.Q_scales, cfg.scale_columns)
+            self.P_scales = by_tile(tmem_map.P_scales, CHUNK_COLUMNS)
+            self.KV_scales = base + tmem_map.KV_scales
 
 
 def issue_pv(

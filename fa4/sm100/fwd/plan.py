@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from torch import Tensor
+
 from ...core.order import even_l2_group
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...fwd.variant import RESCALE_THRESHOLD_8BIT
+from ...mods.ir.record import Mods
 from ...pipeline.smem import SWIZZLE_ALIGN
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
-from ...runtime.spec import AttentionSpec, ProblemSize
+from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
 from ..tmem import LANES
+from .block_scales import in_chunks
 from .config import Schedule, Sm100ForwardConfig
 from .kernel import KERNEL
 from .tiles import ForwardTiles, are_few, tiles_for
@@ -37,6 +41,13 @@ class Sm100Forward(plan.ForwardDirection[Sm100ForwardConfig]):
         l2_group = l2_group_of(spec, extent, chip, cfg.packed_heads)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
+
+    def launch(
+        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None, cache: Cache | None = None
+    ) -> None:
+        if cache is not None and self.cfg.has_block_scales:
+            cache = in_chunks(cache, AttentionInputs(*inputs), self.cfg)
+        super().launch(inputs, out, lse, mods, cache)
 
     def __str__(self) -> str:
         cfg = self.cfg

@@ -9,7 +9,7 @@ from ...fwd.variant import padded_heads_of
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import BLOCKS, CACHE, E4M3, FP8, FULL, LEFT, MANY, SCATTERED, VARLEN, TuningCase, head_dims
 from ...runtime.device import Chip
-from ...runtime.spec import AttentionSpec, ProblemSize
+from ...runtime.spec import AttentionSpec, Operands, ProblemSize
 from ..tmem import LANES
 from .config import Schedule
 
@@ -40,8 +40,9 @@ class ForwardTiles(TileShape):
 
 def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
     """True if one Q tile holds all query rows of a kv head. Also true for `batch_invariant`: the order of a row's sums
-    must not depend on the number of queries of other sequences."""
-    if spec.has_blocks:
+    must not depend on the number of queries of other sequences. False with scales of blocks, for which there is one
+    schedule."""
+    if spec.has_blocks or spec.operands is Operands.MXFP8:
         return False
     return spec.batch_invariant or extent.max_seqlen_q * padded_heads_of(spec.group) <= LANES
 
@@ -59,6 +60,7 @@ def _cuts_tiles(case: TuningCase) -> bool:
 
 FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), "many query rows")
 MEMORY_BOUND = FP8 | SCATTERED | FEW
+MXFP8 = Condition("scales of blocks", lambda case: case.spec.operands is Operands.MXFP8)
 D128 = Condition("head dims 128", lambda case: case.spec.head_dim == case.spec.head_dim_v == 128)
 MLA = Condition("head dims (192, 128)", lambda case: (case.spec.head_dim, case.spec.head_dim_v) == (192, 128))
 WIDE = ~MLA & Condition("a head dim above 128", lambda case: max(case.spec.head_dim, case.spec.head_dim_v) > LANES)
@@ -90,6 +92,9 @@ TILES = (
     Rule("block mask, 128 rows", BLOCKS & CUT_TILES,
          TileShape(q_tiles=1), "a work tile is a block of queries of the block mask"),
     Rule("block mask", BLOCKS, TileShape(), "a work tile is a block of queries of the block mask, or a part of one"),
+    Rule("scales of blocks, no staged O", MXFP8 & MLA, TileShape(tile_n=96, direct_store=True), "as for e4m3"),
+    Rule("scales of blocks, narrow v", MXFP8 & NARROW_V, TileShape(), "d = 64 full 1212, 96 keys 1105"),
+    Rule("scales of blocks", MXFP8, TileShape(tile_n=96), "128 keys would leave no tensor memory for scales"),
     Rule("e4m3, no staged O", E4M3 & MLA, TileShape(direct_store=True),
          "(192, 128) full 3024, causal 2476; O staged 2369 and 2224"),
     Rule("e4m3", E4M3, TileShape(), "P in shared memory: d = 128 full 2690, pairs with P over S 1782"),
@@ -105,6 +110,8 @@ TILES = (
 POLYNOMIALS = (
     Rule("exp2 0/16", MEMORY_BOUND | Condition("sm_103", lambda case: case.chip.number == 103), 0,
          "the special-function unit is no bound; that of sm_103 is twice as fast"),
+    Rule("scales of blocks, exp2 11/16", MXFP8 & NARROW_V, 11,
+         "d = 64 full 1315, causal 1122; by 10/16 1212 and 1071"),
     Rule("e4m3, exp2 10/16", SMEM_P, 10,
          "a line costs less than a polynomial: d = 128 full 2690, by 11/16 2604; causal 2100, by 11/16 2014"),
     Rule("exp2 5/16", NARROW_V, 5,

@@ -24,6 +24,7 @@ EVENTS = (
     ("global", "bytes", "sectors", "address", "access"),
     ("cancel", "cta", "barrier"),
     ("copy_arrive", "cta", "barrier", "arrivals", "added"),
+    ("tensor_copy", "bytes"),
 )
 KINDS = {names[0]: number for number, names in enumerate(EVENTS)}
 

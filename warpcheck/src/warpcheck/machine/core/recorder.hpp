@@ -25,6 +25,7 @@ enum class Timed : int64_t {
     Global,     // ld, st, atom, cp.async on global memory: bytes, sectors of 32 bytes, first address, 0 load 1 store 2 atomic
     Cancel,     // clusterlaunchcontrol.try_cancel: cta and barrier signalled
     CopyArrive, // cp.async.mbarrier.arrive: cta, barrier, arrivals, arrivals that it adds to those of the phase
+    TensorCopy, // tcgen05.cp: bytes that each CTA copies
 };
 
 struct TimedEvent {

@@ -215,6 +215,10 @@ void Engine::tmem_copy_shift(Exec& x) {
         TmemCopyOp c{};
         TmemShiftOp s{uint8_t(group), address};
         if (copy) c = {in.as<mod::TmemCopy>().shape, in.as<mod::TmemCopy>().format, uint8_t(group), address, x.value(1, l)};
+        if (copy && x.w.timed) {
+            const detail::TmemCopyPlan plan = detail::tmem_copy_plan(c.shape);
+            x.w.timed->note(Timed::TensorCopy, 16 * plan.rows * plan.chunks);
+        }
         op->steps.push_back([this, self, copy, c, s, ctas] {
             Footprint footprint;
             copy ? tmem_copy_footprint(c, footprint) : tmem_shift_footprint(s, footprint);

@@ -550,6 +550,13 @@ private:
                 enqueue(sm, c);
                 break;
             }
+            case Timed::TensorCopy: {       // takes its turn among the products
+                Tensor copy;
+                copy.smem = Cycles(v[0]) / chip_.smem_bytes;
+                copy.earliest = t;
+                enqueue(sm, copy);
+                break;
+            }
             case Timed::Load: load(cta, i, e, t); break;
             case Timed::Put: {
                 Sm& here = sm_of(w);

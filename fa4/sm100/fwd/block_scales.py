@@ -1,0 +1,146 @@
+"""Scales of blocks of 32 numbers: their layout, and their way to tensor memory, where products read them.
+
+A chunk has the scales of up to 128 rows of an operand (rows of Q, keys of K, columns of V) and of four blocks along the
+reduction: 512 bytes, that of block b of row r at byte 16 (r % 32) + 4 (r // 32) + b. An operand with more blocks has
+several chunks. The host lays out scales in chunks (`in_chunks`), those of a Q tile or of a key block one after the
+other. They are loaded with the numbers that they belong to, and mma copies them before the first product that reads
+them. P has the scale 1, which softmax writes to tensor memory once.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass import Int32, Uint8
+from torch import Tensor
+from torch.nn import functional
+
+from ...core.sequence import Rows
+from ...fwd.device.work import Work
+from ...pipeline.cursor import Cursor
+from ...pipeline.tma import bulk_load
+from ...runtime.spec import MX_BLOCK, AttentionInputs, Cache
+from .. import tmem
+from ..mma import CHUNK_BLOCKS, CHUNK_BYTES, CHUNK_COLUMNS, CHUNK_ROWS, copy_chunk
+from .config import Sm100ForwardConfig, Sm100ForwardContext
+from .work import row_tile
+
+ONE = 127  # E8M0 of 1
+ONES = ONE * 0x01010101  # of four blocks
+
+
+def in_chunks(cache: Cache, inputs: AttentionInputs, cfg: Sm100ForwardConfig) -> Cache:
+    """Return the cache with scales in chunks, (batch, heads, tiles, bytes). Those of packed sequences are (1, heads,
+    tiles, bytes), and the tiles of a sequence begin at `first_tile`. heads: of q divided by `packed_heads`, of k."""
+    packed, cu_q, cu_k = cfg.packed_heads, inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    q_rows = cache.q_scales.unflatten(-2, (-1, packed)).transpose(-3, -2).flatten(-4, -3)
+    of_q = in_tiles(q_rows, cfg.tile_m, None if cu_q is None else cu_q * packed)
+    of_k = in_tiles(cache.k_scales, cfg.tile_n, cu_k)
+    of_v = in_tiles(_with_defined_ends(cache.v_scales, inputs), cfg.tile_n, cu_k, MX_BLOCK)
+    # (batch, tiles, rows, heads, blocks), of v (batch, tiles, blocks, heads, columns)
+    chunks = (as_chunks(x.transpose(2, 3)) for x in (of_q, of_k, of_v.transpose(2, 4)))
+    return cache._replace(**dict(zip(("q_scales", "k_scales", "v_scales"), chunks)))
+
+
+def _with_defined_ends(scales: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Return scales of v of which those of blocks without a key are 1: P is 0 there, and 0 times a NaN is NaN."""
+    if inputs.cu_seqlens_k is None:
+        if inputs.seqused_k is None:
+            return scales
+        first = MX_BLOCK * torch.arange(scales.shape[1], device=scales.device)
+        return torch.where((first < inputs.seqused_k[:, None])[..., None, None], scales, ONE)
+    bounds = inputs.cu_seqlens_k
+    counts = bounds.diff() if inputs.seqused_k is None else torch.minimum(bounds.diff(), inputs.seqused_k)
+    sequence, first = _sequences(scales.shape[0], bounds // MX_BLOCK + torch.arange(len(bounds), device=bounds.device))
+    return torch.where((MX_BLOCK * first < counts[sequence])[:, None, None], scales, ONE)
+
+
+def in_tiles(scales: Tensor, tile: int, cu_seqlens: Tensor | None, step: int = 1) -> Tensor:
+    """Cut scales (batch, entries, ...) into tiles (batch, tiles, entries of a tile, ...), padded with 1. Of packed
+    sequences, (entries, ...) into (1, tiles, ...). step: rows of an entry, of `tile` rows and `cu_seqlens`."""
+    entries = tile // step
+    if cu_seqlens is None:
+        padding = (0, 0) * (scales.ndim - 2) + (0, -scales.shape[1] % entries)
+        return functional.pad(scales, padding, value=ONE).unflatten(1, (-1, entries))
+    sequences = torch.arange(len(cu_seqlens), device=cu_seqlens.device)
+    firsts = cu_seqlens // step + (sequences if step > 1 else 0)
+    count = step * scales.shape[0] // tile + len(sequences)
+    sequence, tiles = _sequences(count, cu_seqlens // tile + sequences)
+    index = (firsts[sequence] + tiles * entries)[:, None] + torch.arange(entries, device=cu_seqlens.device)
+    return scales[index.clamp(max=scales.shape[0] - 1)][None]
+
+
+def _sequences(count: int, firsts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sequence of each of `count` entries, and its index there. firsts: first entry of each sequence, and
+    the end of the last."""
+    entries = torch.arange(count, dtype=firsts.dtype, device=firsts.device)
+    sequence = (torch.searchsorted(firsts, entries, right=True) - 1).clamp(max=len(firsts) - 2)
+    return sequence, entries - firsts[sequence]
+
+
+def as_chunks(scales: Tensor) -> Tensor:
+    """Return scales (batch, tiles, heads, rows, blocks) as chunks, (batch, heads, tiles, bytes)."""
+    padding = 0, -scales.shape[-1] % CHUNK_BLOCKS, 0, CHUNK_ROWS - scales.shape[-2]
+    x = functional.pad(scales, padding, value=ONE)
+    x = x.unflatten(-1, (-1, CHUNK_BLOCKS)).unflatten(-3, (CHUNK_ROWS // 32, 32))
+    # batch, tiles, heads, group of 32 rows, row in group, chunk, block
+    return x.permute(0, 2, 1, 5, 4, 3, 6).contiguous().flatten(3)
+
+
+def load_scales_of_q(context: Sm100ForwardContext, work: Work, tile: int, q: Cursor) -> None:
+    """Whole warp: start loading the scales of a Q tile; its barrier counts them."""
+    cfg = context.cfg
+    index = row_tile(context, work, tile)
+    if cfg.varlen:
+        index = index + first_tile(work, work.query_rows, cfg.packed_heads, cfg.tile_m)
+    place = "Q scales", tile
+    _load(context, "q_scales", (work.batch, work.head, index), place, cfg.scale_bytes, q.barrier(tile))
+
+
+def load_scales_of_keys(context: Sm100ForwardContext, name: str, work: Work, block: Int32, kv: Cursor) -> None:
+    """Whole warp: start loading the scales of K or V of a key block; the barrier of its stage counts them."""
+    cfg = context.cfg
+    if cfg.varlen:
+        block = block + first_tile(work, work.keys.rows, 1, cfg.tile_n)
+    nbytes = cfg.scale_bytes if name == "k_scales" else CHUNK_BYTES
+    _load(context, name, (work.batch, work.head_kv, block), ("KV scales", kv.stage), nbytes, kv.barrier())
+
+
+def first_tile(work: Work, rows: Rows, packed: int, tile: int) -> Int32:
+    """Index of the first tile of a packed sequence among those of all."""
+    return rows.first * packed // tile + work.batch
+
+
+def _load(
+    context: Sm100ForwardContext,
+    name: str,
+    at: tuple[Int32, Int32, Int32],
+    place: tuple[str, int | Int32],
+    nbytes: int,
+    barrier: cute.Pointer,
+) -> None:
+    """at: batch, head and tile. place: region of shared memory, and the index in it."""
+    cfg, scales = context.cfg, getattr(context.args.cache, name)
+    batch, head, tile = at
+    tile = cutlass.min(tile, cute.size(scales, mode=[2]) - 1)  # a tile without rows has no scales
+    coord = (0 if cfg.varlen else batch, head, tile, 0)
+    region, index = place
+    with cute.arch.elect_one():
+        source = scales.iterator + cute.crd2idx(coord, scales.layout)
+        bulk_load(source, context.smem.pointer(region, Uint8) + index * cfg.scale_bytes, nbytes, barrier)
+
+
+def copy_scales(context: Sm100ForwardContext, region: str, index: int | Int32, address: Int32, chunks: int) -> None:
+    """One thread of mma: copy chunks of scales in a region of shared memory to tensor memory."""
+    source = context.smem.address(f"{region} scales") + index * context.cfg.scale_bytes
+    for chunk in range(chunks):
+        copy_chunk(source + chunk * CHUNK_BYTES, address + chunk * CHUNK_COLUMNS)
+
+
+def write_scales_of_p(context: Sm100ForwardContext, tile: Int32) -> None:
+    """Whole warp of softmax: write the scale of P of a Q tile. The first signal that P is full tells mma."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    address = tmem.lane_address(context.tmem.P_scales, warp) + tile * CHUNK_COLUMNS
+    tmem.store(address, [Int32(ONES)] * CHUNK_COLUMNS)
+    tmem.wait_stores()
