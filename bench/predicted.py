@@ -18,7 +18,7 @@ from fa4.emulator.latents import Latents, predict_latents
 from fa4.emulator.predict import Prediction, predict
 from fa4.runtime.spec import Operands
 
-from .suites import E4M3, BenchCase
+from .suites import E4M3, MXFP8, BenchCase
 
 
 def facts(chip: str) -> dict:
@@ -40,8 +40,9 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4") -> dict:
     """One row of a provider in `PREDICTED`, marked "predicted"; "skipped" says why a case has no prediction."""
     row: dict = {"provider": provider, "label": case.label, **dataclasses.asdict(case), "predicted": True}
     package, deterministic = PREDICTED[provider]
-    if case.dtype == E4M3 and case.direction == "bwd" and package != "fa4":
-        return {**row, "skipped": f"{package} has no backward of e4m3"}
+    if package != "fa4" and (case.dtype == MXFP8 or (case.dtype == E4M3 and case.direction == "bwd")):
+        name = "backward" if case.direction == "bwd" else "forward"
+        return {**row, "skipped": f"{package} has no {name} of {case.dtype}"}
     reason = _beyond(case) or ("a forward is always deterministic" if deterministic and case.direction == "fwd" else "")
     if reason:
         return {**row, "skipped": reason}
@@ -68,7 +69,7 @@ def _prediction(case: BenchCase, chip: str, package: str, deterministic: bool) -
         sizes = case.batch, case.seqlen_q, case.seqlen_k, case.causal, case.heads_q
         return predict_latents(Latents(*sizes), package, chip)
     sizes = case.batch, case.seqlen_q, case.heads_q, case.head_dim, case.head_dim_v
-    operands = Operands.E4M3 if case.dtype == E4M3 else None
+    operands = {E4M3: Operands.E4M3, MXFP8: Operands.MXFP8}.get(case.dtype)
     return predict(Problem(case.direction, *sizes, case.causal, deterministic, operands), chip, package)
 
 
@@ -78,8 +79,8 @@ def _beyond(case: BenchCase) -> str:
         return "" if is_predicted else "of latents only a forward without pages is predicted"
     if case.heads_q != case.heads_kv or case.seqlen_q != case.seqlen_k:
         return "only self-attention with as many key/value heads is predicted"
-    if case.has_8bit_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3):
-        return "only bfloat16 and e4m3 without pages are predicted"
+    if case.has_8bit_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3, MXFP8):
+        return "only bfloat16, e4m3 and mxfp8 without pages are predicted"
     return ""
 
 
@@ -121,22 +122,23 @@ def _with_bounds(rows: list[dict]) -> str:
 
 
 def _beside_16_bits(rows: list[dict]) -> str:
-    """Of products of e4m3: beside bfloat16, and a peer's products of e4m3."""
+    """Of products of e4m3: beside bfloat16, with scales of blocks, and a peer's products of e4m3."""
     found = {(*_key(row), row["dtype"], row["provider"]): row for row in rows if "tflops" in row}
-    lines = ["| TFLOP/s | bfloat16 | e4m3 | ratio | bound | deterministic | flash-attn-4 e4m3 | ratio |"]
-    lines.append("|---|--:|--:|--:|---|--:|--:|--:|")
+    lines = ["| TFLOP/s | bfloat16 | e4m3 | ratio | bound | mxfp8 | deterministic | flash-attn-4 e4m3 | ratio |"]
+    lines.append("|---|--:|--:|--:|---|--:|--:|--:|--:|")
     for key in dict.fromkeys(key[:4] for key in found):
-        half, ours, ordered, peer = (
+        half, ours, scaled, ordered, peer = (
             found.get((*key, dtype, name))
             for dtype, name in (
-                ("bfloat16", "fa4"), (E4M3, "fa4"), (E4M3, "fa4-deterministic"), (E4M3, "flash-attn-4")
+                ("bfloat16", "fa4"), (E4M3, "fa4"), (MXFP8, "fa4"), (E4M3, "fa4-deterministic"), (E4M3, "flash-attn-4")
             )
         )  # fmt: skip
         assert half and ours
+        of_blocks = f"{scaled['tflops']:.0f} ({scaled['tflops'] / half['tflops']:.2f})" if scaled else ""
         share = f"{ordered['tflops']:.0f} ({ordered['tflops'] / ours['tflops']:.2f})" if ordered else ""
         beside = (f"{peer['tflops']:.0f}", f"{ours['tflops'] / peer['tflops']:.2f}") if peer else ("", "")
         ratio = f"{ours['tflops'] / half['tflops']:.2f}"
-        cells = f"{half['tflops']:.0f}", f"{ours['tflops']:.0f}", ratio, ours["bound"], share, *beside
+        cells = f"{half['tflops']:.0f}", f"{ours['tflops']:.0f}", ratio, ours["bound"], of_blocks, share, *beside
         lines.append("| " + " | ".join((_name(*key), *cells)) + " |")
     return "\n".join(lines)
 

@@ -26,7 +26,7 @@ from fa4.runtime.jit import compile_only
 from . import machine
 from .check import Judge, what_failed
 from .providers import PROVIDERS, Provider
-from .suites import E4M3, SUITES, BenchCase, made_tensors
+from .suites import E4M3, MXFP8, SUITES, BenchCase, made_tensors
 from .timing import Timing, captured, measure_in_turns, peak_extra_bytes
 
 RESULTS = Path("bench/results")  # below the current directory, which is the root of a checkout
@@ -265,7 +265,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, graph,
         raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--filter") from None
     if not cases:
         raise click.BadParameter(f"{pattern!r} matches no case of suite {suite}", param_hint="--filter")
-    if not predict and any(case.dtype == E4M3 for case in cases):
+    if not predict and any(case.dtype in (E4M3, MXFP8) for case in cases):
         raise click.UsageError(f"suite {suite} is predicted only, by --predict; `python -m bench.fp8` times forwards")
     if chip is not None:
         try:

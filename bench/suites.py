@@ -10,7 +10,7 @@ from torch import Tensor
 from fa4.runtime import scaled_rows
 from fa4.torch_ops.flops import unmasked_pairs
 
-E4M3 = "float8_e4m3fn"  # a `BenchCase.dtype`
+E4M3, MXFP8 = "float8_e4m3fn", "mxfp8"  # `BenchCase.dtype`: also e4m3 with scales of blocks
 HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 
 
@@ -64,7 +64,7 @@ class BenchCase:
         """Of a forward's q, k, v and out, each once."""
         columns = self.head_dim + self.head_dim_v
         of_keys = self.head_dim if self.v_in_k else columns
-        size = {"bfloat16": 2, E4M3: 1}.get(self.dtype, 4)
+        size = {"bfloat16": 2, E4M3: 1, MXFP8: 33 / 32}.get(self.dtype, 4)
         of_key = scaled_rows.BYTES_OF_ROW if self.scaled_rows else of_keys * (1 if self.fp8 else size)
         of_queries = (size * self.head_dim + max(size, 2) * self.head_dim_v) * self.seqlen_q * self.heads_q
         return self.batch * (of_queries + of_key * self.seqlen_k * self.heads_kv)
@@ -257,7 +257,8 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
                 for causal in (False, True)
             ),
         )
-        for dtype in ("bfloat16", E4M3)
+        for dtype in ("bfloat16", E4M3, MXFP8)
+        if dtype != MXFP8 or (case.direction == "fwd" and case.head_dim_v <= 128)
     ),
     "cpu": _CPU,
     "tiny": tuple(  # seconds on any CPU: shows that checks, rows and plots work
