@@ -128,7 +128,7 @@ def explain(
     visited = None if mods is None else mod_ops.visited(mods)
     spec = AttentionSpec.of(inputs, flags, mods, cache)
     factors = low_precision.Descales(*descales)
-    operands = low_precision.operands_of(inputs, factors) if is_8bit else low_precision.PRECISIONS.get(precision)
+    operands = low_precision.operands_of(inputs, factors) if is_8bit else low_precision.PRECISIONS.get(precision or "")
     if operands is not None:
         dtype = torch.bfloat16 if is_8bit else q.dtype
         spec = low_precision.native_spec(inputs, mods, flags, dtype, operands) or spec

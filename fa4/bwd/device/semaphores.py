@@ -10,6 +10,7 @@ first writer is running and does not wait.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
@@ -29,6 +30,14 @@ def wait_semaphore(semaphore: cute.Pointer, order_index: Int32):
         count = cute.arch.load(semaphore, Int32, sem="acquire", scope="gpu")
 
 
+@cute.jit
+def is_bulk_turn(semaphore: cute.Pointer, order_index: Int32) -> Boolean:
+    """Return at once whether `order_index` key blocks have added; then bulk additions may follow."""
+    count = cute.arch.load(semaphore, Int32, sem="acquire", scope="gpu")
+    cute.arch.fence_proxy("async.global")
+    return Boolean(count == order_index)
+
+
 def release_semaphore(semaphore: cute.Pointer) -> None:
     """Increment the count after the additions of a key block; called by one thread."""
     cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
@@ -42,9 +51,9 @@ def wait_bulk_semaphore(semaphore: cute.Pointer, order_index: Int32):
 
 
 @cute.jit
-def wait_for_bulk_additions():
-    """Wait for this thread's bulk additions; call before `release_semaphore`."""
-    cute.arch.cp_async_bulk_wait_group(0)
+def wait_for_bulk_additions(newer: cutlass.Constexpr[int] = 0):
+    """Wait for this thread's bulk additions but those of the `newer` last groups; call before `release_semaphore`."""
+    cute.arch.cp_async_bulk_wait_group(newer)
     cute.arch.fence_proxy("async.global")
 
 

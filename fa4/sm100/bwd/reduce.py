@@ -6,10 +6,11 @@ stages of shared memory, in the layout of the accumulator, so that one bulk addi
 
 Deterministic: the key blocks of a query block (in a pair, of each half of it) add in the order of a semaphore, see
 `bwd.device.semaphores`. CTAs earlier in the order are launched earlier and never wait for later ones, so every wait
-ends. The first chunks of a step are staged while products do not need shared memory; then this role waits for the
-semaphore. It releases the semaphore one step later, at the same point, when the additions are complete. Waiting for
-them at once would delay the next dQ, and the products that need its columns. The next dQ itself does not depend on the
-semaphore.
+ends. This role waits when the first chunk of a step is staged. It releases the semaphore one step later, at the same
+point, when the additions are complete. Waiting for them at once would delay the next dQ, and the products that need its
+columns. The next dQ itself does not depend on the semaphore. If it is this step's turn already, as usual, its first
+addition starts before the release, so that additions follow each other without a pause. If not, the release comes
+first: nobody waits for a CTA that waits.
 
 Waits:   mma_reduce_dQ.full
 Signals: mma_reduce_dQ.free
@@ -23,7 +24,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
-from ...bwd.device.semaphores import release_semaphore, wait_bulk_semaphore, wait_for_bulk_additions
+from ...bwd.device.semaphores import (
+    is_bulk_turn,
+    release_semaphore,
+    wait_bulk_semaphore,
+    wait_for_bulk_additions,
+)
 from ...core.vec_io import bits, store_vec
 from ...pipeline.cursor import ALL, Cursor, consume
 from ...pipeline.tma import bulk_add
@@ -85,19 +91,24 @@ class OrderedAdd(NamedTuple):
 
 
 @cute.jit
-def release_pending(context: Sm100BackwardContext, pending: Int32):
-    """Issuing warp: release the semaphore of the previous step, if there was one."""
+def release_pending(context: Sm100BackwardContext, pending: Int32, newer: cutlass.Constexpr[int] = 0):
+    """Issuing warp: release the semaphore of the previous step, if there was one. newer: bulk groups of this step."""
     if pending != NO_RELEASE:
-        wait_for_bulk_additions()
+        wait_for_bulk_additions(newer)
         with cute.arch.elect_one():
             release_semaphore(context.args.semaphores.iterator + pending)
 
 
 @cute.jit
-def acquire_order(context: Sm100BackwardContext, ordered: OrderedAdd):
-    """Issuing warp, before the additions of a step: wait for the order index."""
-    release_pending(context, ordered.pending)
-    wait_bulk_semaphore(context.args.semaphores.iterator + ordered.semaphore, ordered.order_index)
+def acquire_order(context: Sm100BackwardContext, ordered: OrderedAdd) -> Int32:
+    """Issuing warp, before the first addition of a step: wait for the order index. Return the semaphore to release
+    after it."""
+    semaphore, pending = context.args.semaphores.iterator + ordered.semaphore, ordered.pending
+    if not is_bulk_turn(semaphore, ordered.order_index):
+        release_pending(context, pending)
+        pending = Int32(NO_RELEASE)
+        wait_bulk_semaphore(semaphore, ordered.order_index)
+    return pending
 
 
 @cute.jit
@@ -128,12 +139,9 @@ def add_to_accumulator(
         high = tmem.load(tmem.lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
         tmem.wait_loads()
         dq.arrive(0)
-        if const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
-            if is_issuer:
-                acquire_order(context, ordered)
         row = lane // 32 * 16 + lane % 32
         chunk_target = target + chunks * (CHUNK_BYTES // 4)
-        add_chunk(context, high, row, cfg.columns - LANES, chunk_target, is_issuer, stage, lane % 32 < 16)
+        add_chunk(context, high, row, cfg.columns - LANES, chunk_target, is_issuer, stage, ordered, lane % 32 < 16)
         stage = (stage + 1) % DQ_STAGES
         dq.wait(last)
     for first in cutlass.range_constexpr(0, chunks, DQ_STAGES):
@@ -142,40 +150,13 @@ def add_to_accumulator(
         tmem.wait_loads()
         if const_expr(batch[-1] == chunks - 1):
             dq.arrive(last)
-        if const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):
-            add_in_order(context, loaded, lane, target, is_issuer, stage, ordered)
-            stage = (stage + len(loaded)) % DQ_STAGES
-        else:
-            for i in cutlass.range_constexpr(len(loaded)):
-                chunk_target = target + batch[i] * (CHUNK_BYTES // 4)
-                add_chunk(context, loaded[i], lane, LANES, chunk_target, is_issuer, stage)
-                stage = (stage + 1) % DQ_STAGES
+        for i in cutlass.range_constexpr(len(loaded)):
+            chunk_target = target + batch[i] * (CHUNK_BYTES // 4)
+            is_first = const_expr(batch[i] == 0 and not cfg.dq_transposed)
+            order = ordered if is_first else None
+            add_chunk(context, loaded[i], lane, LANES, chunk_target, is_issuer, stage, order)
+            stage = (stage + 1) % DQ_STAGES
     return stage
-
-
-@cute.jit
-def add_in_order(
-    context: Sm100BackwardContext,
-    chunks: list,
-    row: Int32,
-    target: cute.Pointer,
-    is_issuer: Boolean,
-    stage: Int32,
-    ordered: OrderedAdd | None,
-):
-    """Stage the first chunks of a step (at most DQ_STAGES), wait for the order index, then add them."""
-    if is_issuer:
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
-    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
-    for i in cutlass.range_constexpr(len(chunks)):
-        store_chunk(chunks[i], stage_ptr(context, (stage + i) % DQ_STAGES), row, LANES)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
-    if is_issuer:
-        acquire_order(context, ordered)
-        for i in cutlass.range_constexpr(len(chunks)):
-            smem_ptr = stage_ptr(context, (stage + i) % DQ_STAGES)
-            issue_addition(smem_ptr, target + i * (CHUNK_BYTES // 4))
 
 
 def stage_ptr(context: Sm100BackwardContext, stage: Int32) -> cute.Pointer:
@@ -205,9 +186,10 @@ def add_chunk(
     target: cute.Pointer,
     is_issuer: Boolean,
     stage: Int32,
+    ordered: OrderedAdd | None,
     is_active: Boolean = True,
 ):
-    """Stage a chunk (this thread stores row `row`) and start its addition."""
+    """Stage a chunk (this thread stores row `row`) and start its addition. ordered: of the first chunk of a step."""
     smem_ptr = stage_ptr(context, stage)
     if is_issuer:
         cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)  # the last addition from this stage has read it
@@ -217,4 +199,9 @@ def add_chunk(
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
     if is_issuer:
-        issue_addition(smem_ptr, target)
+        if const_expr(ordered is None):
+            issue_addition(smem_ptr, target)
+        else:
+            pending = acquire_order(context, ordered)
+            issue_addition(smem_ptr, target)
+            release_pending(context, pending, 1)
