@@ -279,15 +279,6 @@ _SM100_FP8 = replace(
     features=_SM100.features - _CACHE_FEATURES - _BACKWARD_FEATURES | {Feature.OPERANDS_8BIT},
     limits=(_mod_limits, _block_limits),
 )
-_SM100_MXFP8 = replace(
-    _SM100_FP8,
-    summary="the same, with scales of blocks of 32 numbers",
-    head_dims=HeadDims(multiple=16, largest=128, pairs=((192, 128),)),
-    features=_SM100_FP8.features - {Feature.BLOCK_MASK, Feature.BATCH_INVARIANT} | {Feature.BLOCK_SCALES},
-    limits=(_mod_limits,),
-    least_queries=129,  # fewer are read from memory faster than they are multiplied
-)
-
 _SM100_FP8_TRAINING = replace(
     _SM100_FP8,
     summary="the same, with the backward",
@@ -295,6 +286,15 @@ _SM100_FP8_TRAINING = replace(
     features=_SM90_FP8.features - {Feature.SEQUSED} | {Feature.BACKWARD, Feature.DETERMINISTIC},
     limits=(),
     most_keys=MOST_KEYS_OF_8BIT_P,
+)
+
+_SM100_MXFP8 = replace(
+    _SM100_FP8,
+    summary="CuTe DSL, tcgen05 and TMA, products of e4m3 with scales of blocks of 32 numbers",
+    head_dims=HeadDims(multiple=16, largest=128, pairs=((192, 128),)),
+    features=_SM100_FP8.features - {Feature.BLOCK_MASK, Feature.BATCH_INVARIANT} | {Feature.BLOCK_SCALES},
+    limits=(_mod_limits,),
+    least_queries=129,  # fewer are read from memory faster than they are multiplied
 )
 
 # In order of preference.
@@ -311,8 +311,8 @@ BACKENDS: tuple[Backend, ...] = (
     _SM90_WIDEST,
     _SM90_FP8,
     _SM100_FP8,
-    _SM100_MXFP8,
     _SM100_FP8_TRAINING,
+    _SM100_MXFP8,
     _SM80,
     Backend(
         name="torch",

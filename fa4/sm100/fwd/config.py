@@ -89,6 +89,11 @@ class Sm100ForwardConfig(ForwardVariant):
         return self.operands is not None and self.q_tiles == 2 and self.ctas == 1
 
     @property
+    def drops_8bit_p(self) -> bool:
+        """True if dropout applies to P in e4m3."""
+        return self.operands is not None and self.has_dropout
+
+    @property
     def s_ahead(self) -> bool:
         """True if S of the next key block precedes O += P V of this one."""
         return self.s_stages > 1 or self.p_in_smem

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ...core.constant import Constant
-from ...core.dropout import Dropout, apply_dropout
+from ...core.dropout import Dropout, apply_dropout, keeps
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
 from ...core.line import is_in_share
@@ -92,6 +92,12 @@ class RowInBlock(Constant):
         if self.mask is not None:
             (s,) = self.mask.apply_mask([s])
         return apply_mask(s, self.first if cfg.has_left else None, self.stop) if is_masked else s
+
+    def largest_kept(self, s: list[Float32]) -> Float32:
+        """Largest visible score that dropout keeps."""
+        assert self.keep_bits is not None
+        kept = [cutlass.select_(keeps(self.keep_bits, i), x, -Float32.inf) for i, x in enumerate(s)]
+        return row_maximum([Float32(x) for x in kept])
 
     def weights(
         self, s: list[Float32], pair: int, minus_offset: Float32, polynomial: int

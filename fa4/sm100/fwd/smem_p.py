@@ -35,10 +35,10 @@ def smem_p_step(
     block: RowInBlock,
     is_masked: bool,
 ):
-    """Process one key block: S -> P. state: as of `softmax.softmax_step`, and the largest score whose P is on the
-    line."""
+    """Process one key block: S -> P. state: as of `softmax.softmax_step`; without dropout its last element is the
+    largest score whose P is on the line."""
     cfg = context.cfg
-    row_max_scaled, total, row_max, line_max = state
+    row_max_scaled, total, row_max, last = state
     row = cute.arch.thread_idx()[0] % cfg.tile_m
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     p_cursor = cursor.at_iteration_of(produce(ends.softmax_mma_P, Lane(tile, cfg.q_tiles)))
@@ -58,46 +58,59 @@ def smem_p_step(
     before = row_max_scaled
     row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * block.scales.log2)
     minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
-    words, block_sum = weights(cfg, block, s, on_line, minus_offset)
+    words, block_sum, kept_sum = weights(cfg, block, s, on_line, minus_offset)
     p_cursor.wait()  # O has the product with the P before
     # Without a visible key before this block, O is 0, or not written yet.
     rescale_if_any(context, tile, factor, (factor < 1.0) & (before != -Float32.inf), cfg.head_dim_v_padded)
     store_row(context.smem.address("P") + tile * cfg.p_tile.nbytes, cfg.p_tile, row, 0, words)
     p_cursor.arrive()
-    if True in maxima:
-        line_max = cute.arch.fmax(line_max, maxima[True])
-    return row_max_scaled, total * factor + block_sum, cute.arch.fmax(row_max, block_max), line_max
+    if cfg.drops_8bit_p:
+        last, block_max = last * factor + kept_sum, block.largest_kept(s)
+    elif True in maxima:
+        last = cute.arch.fmax(last, maxima[True])
+    return row_max_scaled, total * factor + block_sum, cute.arch.fmax(row_max, block_max), last
 
 
 def is_on_line(cfg: Sm100ForwardConfig, word: int) -> bool:
     """True if this word of a row of P comes from the line. Dropout would have to mask float16 numbers."""
-    has_dropout = cfg.mods is not None and cfg.has_dropout
-    return not has_dropout and is_in_share(word, cfg.polynomial)
+    return not cfg.has_dropout and is_in_share(word, cfg.polynomial)
 
 
 def weights(
     cfg: Sm100ForwardConfig, block: RowInBlock, s: list[Float32], on_line: list[bool], minus_offset: Float32
-) -> tuple[list[Int32], Float32]:
-    """Return P of a row, packed into words, and its sum before rounding. The sum grows with the words: at the end, it
-    would wait for its own results."""
+) -> tuple[list[Int32], Float32, Float32 | None]:
+    """Return P of a row, packed into words, its sum before rounding, and with dropout the sum of what is kept. The sums
+    grow with the words: at the end, they would wait for their own results."""
     line = Line(block.scales.log2, minus_offset)
-    words, floats, halves = list[Int32](), list[tuple[Float32, Float32]](), list[Int32]()
+    words, halves = list[Int32](), list[Int32]()
+    floats, of_kept = list[tuple[Float32, Float32]](), list[tuple[Float32, ...]]()
     for word in range(len(on_line)):
         if on_line[word]:
             pairs = [line.pair(*s[WORD * word + i : WORD * word + i + 2]) for i in (0, 2)]
             words.append(pack_f16x2_as_e4m3(*pairs))
             halves = [add_f16x2(*pair) for pair in zip(halves, pairs)] if halves else pairs
         else:
-            packed, pairs = Packed(cfg.v_dtype), []
+            packed, pairs, kept_pairs = Packed(cfg.v_dtype), [], []
             for pair in (2 * word, 2 * word + 1):
                 p, kept = block.weights(s, pair, minus_offset, 0)
                 packed.add(*kept)
                 pairs.append(p)
+                kept_pairs.append(kept)
             words += packed.words
-            floats = [cute.arch.add_packed_f32x2(*pair) for pair in zip(floats, pairs)] if floats else pairs
+            floats = added(floats, pairs)
+            if cfg.drops_8bit_p:
+                of_kept = added(of_kept, kept_pairs)
     floats += [floats_of_f16x2(half) for half in halves]
     low, high = packed_sum(floats)
-    return words, low + high
+    if not cfg.drops_8bit_p:
+        return words, low + high, None
+    low_kept, high_kept = packed_sum(of_kept)
+    return words, low + high, low_kept + high_kept
+
+
+def added(sums: list, pairs: list) -> list:
+    """Sums of two numbers each, plus a pair of each."""
+    return [cute.arch.add_packed_f32x2(*both) for both in zip(sums, pairs)] if sums else pairs
 
 
 def counted_p(cfg: Sm100ForwardConfig, state: tuple[Any, ...], scale: Float32, p_max: Float32) -> Float32 | None:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ...core.vec_io import Packed
+from ...core.vec_io import Packed, rounded
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.device.scales import Scales
 from ...pipeline.cursor import Cursor, Lane, consume, produce
@@ -24,7 +25,7 @@ from ...pipeline.ends import Ends
 from .. import tmem
 from ..exp2 import exp2_mufu
 from .block_scales import write_scales_of_p
-from .config import Sm100ForwardContext
+from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .row_softmax import (
     RowInBlock,
     RowKeys,
@@ -61,7 +62,9 @@ def softmax(context: Sm100ForwardContext):
         row = row_tile(context, work, tile) * cfg.tile_m + thread % cfg.tile_m
         query = query_of(cfg, row)
         state: tuple[Any, ...] = (-Float32.inf, Float32(0.0), -Float32.inf)
-        if const_expr(cfg.p_in_smem):
+        if const_expr(cfg.drops_8bit_p):
+            state = (*state, Float32(0.0))
+        elif const_expr(cfg.p_in_smem):
             state = (*state, -Float32.inf)
         if work.count > 0:
             row_keys = RowKeys.of(context, work, row, query)
@@ -70,7 +73,10 @@ def softmax(context: Sm100ForwardContext):
         scale = Scales.of(context, work).log2
         p_max = exp2_mufu(row_max * scale - row_max_scaled)
         counted = counted_p(cfg, state, scale, p_max) if const_expr(cfg.p_in_smem) else None
-        norm, lse = normalise(context, work, row, query, row_max_scaled, total, p_max, counted)
+        p_in_o = Float32(0.0) if const_expr(cfg.drops_8bit_p) else p_max
+        norm, lse = normalise(context, work, row, query, row_max_scaled, total, p_in_o, counted)
+        if const_expr(cfg.drops_8bit_p):
+            norm = norm * rounding_factor(cfg, p_max, state[3])
         if work.count > 0:
             norms.wait()
             if const_expr(cfg.has_dropout):
@@ -86,23 +92,31 @@ def softmax(context: Sm100ForwardContext):
         queue = queue.next()
 
 
+def rounding_factor(cfg: Sm100ForwardConfig, p_max: Float32, kept: Float32) -> Float32:
+    """Factor of O that cancels the rounding of the largest P that dropout kept. kept: sum of all that it kept. The sum
+    of all P, by which `normalise` divides, would be no measure of it: their largest may have been dropped."""
+    factor = kept * cute.arch.rcp_approx(kept + (rounded(p_max, cfg.v_dtype) - p_max))
+    return Float32(cutlass.select_(kept == 0.0, Float32(1.0), factor))
+
+
 def softmax_step(
     context: Sm100ForwardContext,
     ends: Ends,
     tile: Int32,
     cursor: Cursor,
-    state: tuple[Float32, Float32, Float32],
+    state: tuple[Float32, ...],
     block: RowInBlock,
     is_masked: bool,
 ):
-    """Process one key block: S -> P. Returns the new state of the row: (row_max_scaled, total, row_max).
+    """Process one key block: S -> P. Returns the new state of the row: (row_max_scaled, total, row_max); with
+    `drops_8bit_p` also the sum of the P that dropout kept, and row_max is of those.
 
     row_max_scaled: subtracted in the exponent, in log2 units. It is the row max so far, less `cfg.largest_p`, and the
     row max may exceed it by `rescale_threshold`; -inf while no key is unmasked. total: sum of P at that offset.
     row_max: largest score. is_masked: the band may mask columns of this block.
     """
     cfg, spans = context.cfg, context.tmem
-    row_max_scaled, total, row_max = state
+    row_max_scaled, total, row_max = state[:3]
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     buffer = cursor.stage
@@ -126,10 +140,11 @@ def softmax_step(
     minus_offset = -finite_offset(cfg, row_max_scaled, is_masked)
     # The compiler reorders code freely between loops. It would compute nearly all exponentials before the P head
     # arrives, and the row sum among them. A barrier wait is a loop, so the two waits below keep three sections apart.
-    p_pairs, bits, packed = [], cfg.v_dtype.width, Packed(cfg.v_dtype)
+    p_pairs, kept_pairs, bits, packed = [], [], cfg.v_dtype.width, Packed(cfg.v_dtype)
     for pair in range(cfg.tile_n // 2):
         p, kept = block.weights(s, pair, minus_offset, cfg.polynomial)
         p_pairs.append(p)
+        kept_pairs.append(kept)
         packed.add(*kept)
         stored = 2 * pair + 2
         if stored == STORE_KEYS:
@@ -146,4 +161,9 @@ def softmax_step(
     if cfg.s_stages == 1:
         factors.next().wait()
     sums = packed_sum(p_pairs)  # of this block first: each addition rounds less than an addition to the total
-    return row_max_scaled, total * factor + (sums[0] + sums[1]), cute.arch.fmax(row_max, block_max)
+    total = total * factor + (sums[0] + sums[1])
+    if not cfg.drops_8bit_p:
+        return row_max_scaled, total, cute.arch.fmax(row_max, block_max)
+    sums = packed_sum(kept_pairs)
+    row_max = cute.arch.fmax(row_max, block.largest_kept(s))
+    return row_max_scaled, total, row_max, state[3] * factor + (sums[0] + sums[1])
