@@ -24,6 +24,7 @@ from fa4.cli.main import device_named
 from fa4.oracle import reference
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Operands, Saved
 from fa4.torch_ops import low_precision, recipes
+from fa4.torch_ops.descales import dequantized
 
 from . import machine
 from .compare import read_rows
@@ -131,7 +132,7 @@ def outcomes_of_8_bits(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> list[Te
     """The same of products of 8-bit numbers, by the reference that judges the kernels of sm_100."""
     plain = AttentionInputs(q.detach(), k.detach(), v.detach(), max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
     eight, descales = low_precision.rounded(plain, "fp8")
-    inputs = low_precision.dequantized(eight, descales, torch.float32)
+    inputs = dequantized(eight, descales, torch.float32)
     flags = Flags(softmax_scale=HEAD_DIM**-0.5, window_right=0, needs_backward=True)
     spec = replace(AttentionSpec.of(inputs, flags), dtype=torch.bfloat16, operands=Operands.E4M3)
     dout, operands = low_precision.gradient_operands(Saved(dout, dout, dout), eight, descales)

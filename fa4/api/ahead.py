@@ -16,6 +16,7 @@ from ..runtime import disk, jit, scaled_rows
 from ..runtime.device import chip_by_number, chip_of, emulating
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, Operands, ProblemSize, Saved
 from ..torch_ops import low_precision, ops, run
+from ..torch_ops.descales import Descales
 
 
 class AheadProblem(NamedTuple):
@@ -104,7 +105,7 @@ def _run_attention(problem: AheadProblem) -> None:
     mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
     if problem.spec.operands is not None:
         eight_bits = {name: getattr(inputs, name).to(torch.float8_e4m3fn) for name in "qkv"}
-        inputs, descales, dtype = inputs._replace(**eight_bits), low_precision.Descales(), problem.spec.dtype
+        inputs, descales, dtype = inputs._replace(**eight_bits), Descales(), problem.spec.dtype
         if flags.needs_backward:
             out = torch.empty(*inputs.q.shape[:-1], problem.spec.head_dim_v, dtype=dtype)
             lse = torch.empty(inputs.batch, problem.spec.heads_q, inputs.max_seqlen_q)

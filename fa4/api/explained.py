@@ -18,6 +18,7 @@ from ..runtime.spec import ALL_BYTES, AttentionInputs, AttentionSpec, Cache, Fla
 from ..torch_ops import checks, jagged, low_precision, mod_ops, recipes
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
+from ..torch_ops.descales import Descales, check_descales, operands_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -110,7 +111,7 @@ def explain(
                     f"{name} is given with q of shape {checks.shown(q)}, expected (total, heads, head_dim)"
                 )
         if is_8bit:
-            low_precision.check_descales(inputs, descales)
+            check_descales(inputs, descales)
     flags = flags._replace(
         num_splits=checks.count("num_splits", num_splits),
         batch_invariant=checks.boolean("batch_invariant", batch_invariant, "a bool"),
@@ -127,8 +128,8 @@ def explain(
         mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask, random)
     visited = None if mods is None else mod_ops.visited(mods)
     spec = AttentionSpec.of(inputs, flags, mods, cache)
-    factors = low_precision.Descales(*descales)
-    operands = low_precision.operands_of(inputs, factors) if is_8bit else low_precision.PRECISIONS.get(precision or "")
+    factors = Descales(*descales)
+    operands = operands_of(inputs, factors) if is_8bit else low_precision.PRECISIONS.get(precision or "")
     if operands is not None:
         dtype = torch.bfloat16 if is_8bit else q.dtype
         spec = low_precision.native_spec(inputs, mods, flags, dtype, operands) or spec

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..runtime.spec import MX_BLOCK
 from ..torch_ops import checks, recipes
-from ..torch_ops.low_precision import check_scales
+from ..torch_ops.descales import check_scales
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

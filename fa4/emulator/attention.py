@@ -19,7 +19,7 @@ from fa4.runtime import dispatch
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
 from fa4.torch_ops import run
-from fa4.torch_ops.low_precision import Descales, operand_factors
+from fa4.torch_ops.descales import Descales, operand_factors
 from fa4.torch_ops.recipes import as_e8m0
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]

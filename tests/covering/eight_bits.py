@@ -14,6 +14,7 @@ import fa4
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import Operands, Saved
 from fa4.torch_ops import low_precision
+from fa4.torch_ops.descales import dequantized
 from tests.covering import calls, layouts
 from tests.covering.judge import Judged, defined, judge
 from tests.covering.model import Row
@@ -100,7 +101,7 @@ class TrainedCall(calls.Call):
     def judged(self, results: dict[str, Tensor]) -> list[Judged]:
         problem, precision = self.problem, self.precision["precision"]
         eight, descales = low_precision.rounded(problem.inputs, precision)
-        problem = replace(problem, inputs=low_precision.dequantized(eight, descales, torch.float32))
+        problem = replace(problem, inputs=dequantized(eight, descales, torch.float32))
         if self.natives["native"]:
             problem = replace(problem, spec=replace(problem.spec, operands=self.natives["native"]))
             problem = replace(problem, rounding=rounding_of(problem, self.chip, self.kept is not None))

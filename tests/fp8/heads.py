@@ -16,6 +16,7 @@ from fa4.runtime.spec import Operands, ProblemSize
 from fa4.sm90.fwd.fp8.plan import Fp8Forward
 from fa4.sm100.fwd.plan import Sm100Forward
 from fa4.torch_ops import low_precision
+from fa4.torch_ops.descales import operands_of
 
 E4M3 = torch.float8_e4m3fn
 _SMALL = dict(seqlen_q=300, head_dim=64, batch=2)
@@ -98,7 +99,7 @@ def noting_kernels() -> Iterator[dict[str, Operands | None]]:
 
     def forward(inputs: Any, descales: Any, *others: Any) -> Any:
         found = native(inputs, descales, *others)
-        taken["native"] = None if found is None else low_precision.operands_of(inputs, descales)
+        taken["native"] = None if found is None else operands_of(inputs, descales)
         return found
 
     def backward(*arguments: Any) -> Any:

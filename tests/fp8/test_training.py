@@ -8,6 +8,7 @@ import fa4
 from fa4.oracle.cases import CASES, Case, assert_right, judge_backward, judge_forward, make
 from fa4.runtime.device import chip_by_number, emulating
 from fa4.torch_ops import low_precision, recipes
+from fa4.torch_ops.descales import dequantized
 from tests.small import SMALL
 
 PRECISIONS = low_precision.PRECISIONS
@@ -22,7 +23,7 @@ DROPOUT = Case("dropout", seqlen_q=70, seqlen_k=90, heads_q=4, dropout_p=0.3, ca
 def rounded(problem, precision):
     """The problem on the numbers that the call multiplies."""
     inputs, descales = low_precision.rounded(problem.inputs, precision)
-    exact = low_precision.dequantized(inputs, descales, torch.float32)
+    exact = dequantized(inputs, descales, torch.float32)
     return type(problem)(problem.case, exact, problem.spec, problem.dout, problem.dlse)
 
 
@@ -45,7 +46,7 @@ def test_rounded_numbers_are_exact_in_16_bits(dtype, precision, seed):
     """So the backward has the very numbers of a forward that multiplies 8 bits. (Large ones: float16 ends at 2^-24.)"""
     problem = make(Case("x", seqlen_q=40, seqlen_k=70, dtype=dtype, logits=8.0), seed)
     inputs, descales = low_precision.rounded(problem.inputs, precision)
-    for narrow, exact in zip(*(low_precision.dequantized(inputs, descales, to)[:3] for to in (dtype, torch.float32))):
+    for narrow, exact in zip(*(dequantized(inputs, descales, to)[:3] for to in (dtype, torch.float32))):
         assert torch.equal(narrow.float(), exact) or dtype == torch.float16
         assert (narrow.float() - exact).abs().max() <= 2.0**-25
 
@@ -56,9 +57,9 @@ def test_the_step_is_that_of_attention_on_the_rounded_numbers(precision, seed):
     problem = make(Case("x", batch=2, seqlen_q=40, seqlen_k=70, heads_q=4), seed)
     slope, sink = torch.rand(4, requires_grad=True), torch.randn(4, requires_grad=True)
     inputs, descales = low_precision.rounded(problem.inputs, precision)
-    dequantized = low_precision.dequantized(inputs, descales, torch.bfloat16)
+    numbers = dequantized(inputs, descales, torch.bfloat16)
     results = []
-    for tensors, options in ((problem.inputs[:3], dict(precision=precision)), (dequantized[:3], {})):
+    for tensors, options in ((problem.inputs[:3], dict(precision=precision)), (numbers[:3], {})):
         leaves = [x.clone().requires_grad_() for x in tensors]
         out, lse = fa4.flash_attn_func(
             *leaves, learnable_sink=sink, score_mod=lambda s, b, h, i, j: s + slope[h] * (i - j), dropout_p=0.2,

@@ -262,7 +262,12 @@ AREAS = (
     Area("8-bit output", ("fa4/torch_ops/out_8bit.py",), ("tests/fp8/test_out.py",)),
     Area(
         "low precision",
-        ("fa4/api/quantized.py", "fa4/torch_ops/low_precision.py", "fa4/torch_ops/recipes.py"),
+        (
+            "fa4/api/quantized.py",
+            "fa4/torch_ops/low_precision.py",
+            "fa4/torch_ops/descales.py",
+            "fa4/torch_ops/recipes.py",
+        ),
         ("tests/fp8/test_recipes.py", "tests/fp8/test_attention.py", "tests/fp8/test_training.py"),
     ),
     Area(

@@ -140,8 +140,8 @@ def test_what_it_takes(changes, is_taken):
 
 
 def test_dropout_may_drop_the_largest_p(seed):
-    """Two keys of a row have weight, 0.79 and 0.21. Where the first is dropped, O has the second alone, and its rounding
-    cancels."""
+    """Two keys of a row have weight, 0.79 and 0.21. Where the first is dropped, O has the second alone, whose
+    rounding cancels."""
     q, k, v = (torch.zeros(1, 300, 1, 64) for _ in range(3))
     q[..., 0], v[...] = 1, 1
     k[..., 0] = -64

@@ -28,6 +28,7 @@ from fa4.runtime.spec import (
 from fa4.sm100.bwd.kernel import channels, smem_map
 from fa4.sm100.bwd.plan import Sm100Backward
 from fa4.torch_ops import low_precision
+from fa4.torch_ops.descales import Descales, dequantized
 from tests.fp8.heads import E4M3, noting_kernels
 from tests.machine_code import machine_kernels
 
@@ -57,7 +58,7 @@ def trained(case, seed, has_dlse=True):
     """The problem on the numbers that the call multiplies."""
     problem = cases.make(case, seed)
     eight, descales = low_precision.rounded(problem.inputs, "fp8")
-    inputs = low_precision.dequantized(eight, descales, torch.float32)
+    inputs = dequantized(eight, descales, torch.float32)
     dout, operands = low_precision.gradient_operands(saved_of(problem, has_dlse), eight, descales)
     spec, rounding = (
         replace(problem.spec, operands=Operands.E4M3),
@@ -233,7 +234,7 @@ def test_many_keys_have_a_16bit_backward():
     q, k = torch.zeros(1, 2, 1, 64, dtype=E4M3), torch.zeros(1, 16385, 1, 64, dtype=E4M3)
     inputs = AttentionInputs(q, k, k, max_seqlen_q=2, max_seqlen_k=16385)
     saved = Saved(*(torch.zeros(1, 2, 1, 64) for _ in range(3)))
-    assert low_precision.native_backward(saved, inputs, Flags(0.1), low_precision.Descales()) is None
+    assert low_precision.native_backward(saved, inputs, Flags(0.1), Descales()) is None
 
 
 def test_traces_and_second_derivatives():
