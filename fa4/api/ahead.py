@@ -16,7 +16,7 @@ from ..runtime import disk, jit, scaled_rows
 from ..runtime.device import chip_by_number, chip_of, emulating
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, Operands, ProblemSize, Saved
 from ..torch_ops import low_precision, ops, run
-from ..torch_ops.descales import Descales
+from ..torch_ops.descales import ones
 
 
 class AheadProblem(NamedTuple):
@@ -105,7 +105,8 @@ def _run_attention(problem: AheadProblem) -> None:
     mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
     if problem.spec.operands is not None:
         eight_bits = {name: getattr(inputs, name).to(torch.float8_e4m3fn) for name in "qkv"}
-        inputs, descales, dtype = inputs._replace(**eight_bits), Descales(), problem.spec.dtype
+        inputs, dtype = inputs._replace(**eight_bits), problem.spec.dtype
+        descales = ones(inputs, problem.spec.operands)
         if flags.needs_backward:
             out = torch.empty(*inputs.q.shape[:-1], problem.spec.head_dim_v, dtype=dtype)
             lse = torch.empty(inputs.batch, problem.spec.heads_q, inputs.max_seqlen_q)

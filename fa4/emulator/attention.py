@@ -19,8 +19,7 @@ from fa4.runtime import dispatch
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
 from fa4.torch_ops import run
-from fa4.torch_ops.descales import Descales, operand_factors
-from fa4.torch_ops.recipes import as_e8m0
+from fa4.torch_ops.descales import Descales, ones, operand_factors
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 
@@ -87,9 +86,8 @@ def _of_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: boo
     """Our forward on e4m3 tensors with scales of blocks, all of them 1."""
     import fa4
 
-    scales = operand_factors(AttentionInputs(q, k, v), Descales(), Operands.MXFP8)
-    descales = {f"{name}_descale": as_e8m0(getattr(scales, f"{name}_scales")) for name in "qkv"}
-    return fa4.flash_attn_func(q, k, v, causal=causal, **descales)
+    descales = ones(AttentionInputs(q, k, v), Operands.MXFP8)
+    return fa4.flash_attn_func(q, k, v, causal=causal, **descales._asdict())
 
 
 def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:

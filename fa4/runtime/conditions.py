@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .choice import Condition
 from .device import Chip
-from .spec import AttentionSpec, ProblemSize
+from .spec import AttentionSpec, Operands, ProblemSize
 
 MANY = ProblemSize(1, 1 << 20, 1 << 20)  # stands for sizes that are not known
 
@@ -35,6 +35,7 @@ VARYING = Condition("varying lengths", lambda case: case.spec.lengths_vary)
 CACHE = Condition("cache", lambda case: case.spec.cache is not None)
 FP8 = Condition("8-bit keys", lambda case: case.spec.cache is not None and case.spec.cache.has_8bit_kv)
 E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None, "products of 16 bits")
+MXFP8 = Condition("scales of blocks", lambda case: case.spec.operands is Operands.MXFP8)
 SHARED = Condition("other kernels on the chip", lambda case: case.chip.shared)
 SCATTERED = Condition("scattered rows", lambda case: case.spec.cache is not None and case.spec.cache.is_scattered)
 

@@ -19,7 +19,7 @@ from ..mods.ir.record import ModSpec
 from . import recording
 from .device import Chip
 from .plan import Plan
-from .spec import MOST_KEYS_OF_8BIT_P, AttentionSpec, Feature, ProblemSize
+from .spec import MOST_KEYS_OF_8BIT_P, MX_BLOCK, AttentionSpec, Feature, Operands, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
 _E4M3_FEATURES = frozenset((Feature.OPERANDS_8BIT, Feature.BLOCK_SCALES))  # without them, e4m3 is dequantised before
@@ -164,6 +164,12 @@ def _captured_limits(spec: AttentionSpec) -> Iterator[str]:
             yield "lacks gradients of captured tensors that are chosen by packed sequences"
 
 
+@_limit("scales of blocks of 32 columns of a head_dim that is no multiple of 32", Feature.BLOCK_SCALES)
+def _block_scale_limits(spec: AttentionSpec) -> Iterator[str]:
+    if spec.operands is Operands.MXFP8 and spec.head_dim % MX_BLOCK:
+        yield f"lacks scales of blocks of head_dim {spec.head_dim} (has multiples of {MX_BLOCK})"
+
+
 @_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_8BIT)
 def _cache_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.cache is not None and spec.cache.has_8bit_kv and (spec.head_dim % 16 or spec.head_dim_v % 16):
@@ -293,7 +299,7 @@ _SM100_MXFP8 = replace(
     summary="CuTe DSL, tcgen05 and TMA, products of e4m3 with scales of blocks of 32 numbers",
     head_dims=HeadDims(multiple=16, largest=128, pairs=((192, 128),)),
     features=_SM100_FP8.features - {Feature.BLOCK_MASK, Feature.BATCH_INVARIANT} | {Feature.BLOCK_SCALES},
-    limits=(_mod_limits,),
+    limits=(_mod_limits, _block_scale_limits),
     least_queries=129,  # fewer are read from memory faster than they are multiplied
 )
 

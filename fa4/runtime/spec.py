@@ -372,7 +372,7 @@ class Saved(NamedTuple):
     dlse: Tensor | None = None
 
 
-MX_BLOCK = 32  # numbers with the same scale of recipe "mxfp8"
+MX_BLOCK, E8M0_ONE = 32, 127  # numbers with the same scale of recipe "mxfp8"; the bits of a scale of 1
 LINE_SHIFT = -0.0575
 """Added to x where a kernel takes 2^n (1 + f) for 2^x, x = n + f, so that the mean over f of the quotient is 1; errors
 are -3.9 to 2 percent, and half a percent more where x is rounded to 1/64."""

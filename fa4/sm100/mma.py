@@ -96,8 +96,8 @@ class Umma(Constant):
 
     @property
     def instruction(self) -> int:
-        """32-bit instruction descriptor: fp32 accumulator, operand type and major axes, n and m. Of a scaled product:
-        the type of scales, and m at another place; `issue` adds the block of an instruction."""
+        """32-bit instruction descriptor: fp32 accumulator, operand type and major axes, n and m. That of a scaled
+        product has the type of scales, and m in other bits; `issue` adds the block of an instruction."""
         a_format, b_format = (dtype in _SECOND for dtype in (self.a_dtype or self.dtype, self.dtype))
         a_major = Major.K if self.a is None else self.a.major
         common = a_format << 7 | b_format << 10 | a_major << 15 | self.b.major << 16 | self.n >> 3 << 17
@@ -138,8 +138,8 @@ class Umma(Constant):
 
 def copy_chunk(source: Int32, address: Int32) -> None:
     """One thread: copy a chunk of scales from shared memory, where it is dense, to its columns of tensor memory, into
-    the lanes of each warp. A product that the same thread issues later reads the copy (PTX ISA, "tcgen05: implicitly
-    pipelined instructions")."""
+    the lanes of each warp. A product that the same thread issues later reads the copy (PTX ISA, "tcgen05: pipelined
+    instructions")."""
     group = 8 * 16  # bytes of 8 rows
     low = Int32((source >> 4) & 0x3FFF) | 1 << 16
     descriptor = _descriptor(low, group >> 4 | 1 << 14)

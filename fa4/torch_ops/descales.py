@@ -38,6 +38,14 @@ def operands_of(inputs: AttentionInputs, descales: Descales) -> Operands | None:
     return Operands.MXFP8 if all(along_sums) and are_of_heads(inputs, others) else None
 
 
+def ones(inputs: AttentionInputs, operands: Operands) -> Descales:
+    """Return factors of 1 for which a kernel multiplies these operands."""
+    if operands is Operands.E4M3:
+        return Descales()
+    scales = operand_factors(inputs, Descales(), operands)
+    return Descales(*(recipes.as_e8m0(x) for x in (scales.q_scales, scales.k_scales, scales.v_scales) if x is not None))
+
+
 def are_of_heads(inputs: AttentionInputs, descales: Descales) -> bool:
     """Whether each factor is that of all, or of a sequence and key/value head."""
     shape = inputs.batch, inputs.k.shape[-2]

@@ -286,8 +286,6 @@ def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, D
             for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k))
         )
     else:
-        if q.shape[-1] % MX_BLOCK:
-            raise ValueError(f"q has head_dim {q.shape[-1]}, expected a multiple of 32 for precision 'mxfp8'")
         (q, sq), (k, sk), (v, sv) = (
             recipes.quantized(x, "mxfp8", None, axis, *rows)
             for x, axis, rows in ((q, "head_dim", rows_q), (k, "head_dim", rows_k), (v, "tokens", rows_k))
@@ -321,3 +319,5 @@ def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tupl
                 f"{name} requires grad, and 8-bit tensors have no gradients: pass {name}.detach(), or 16-bit tensors "
                 "with precision='fp8'"
             )
+    if precision == "mxfp8" and q.ndim and q.shape[-1] % MX_BLOCK:
+        raise ValueError(f"q has head_dim {q.shape[-1]}, expected a multiple of {MX_BLOCK} for precision 'mxfp8'")

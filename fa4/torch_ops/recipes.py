@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..runtime.spec import MX_BLOCK
+from ..runtime.spec import E8M0_ONE, MX_BLOCK
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 # A call with one of these is a call of `low_precision`, which takes e4m3 alone and names the others.
@@ -204,7 +204,7 @@ def expected_shapes(shape: Sequence[int], batch: int, heads: Sequence[int]) -> d
 def ones(shape: Sequence[int], batch: int, axis: str, device: torch.device) -> Tensor:
     """Return scales of recipe "mxfp8" that are 1, as uint8, of a tensor of this shape."""
     (of_blocks,) = expected_shapes(shape, batch, ())["mxfp8" if axis == "head_dim" else "tokens"]
-    return torch.full(of_blocks, 127, dtype=torch.uint8, device=device)
+    return torch.full(of_blocks, E8M0_ONE, dtype=torch.uint8, device=device)
 
 
 def spread(scales: Tensor, shape: Sequence[int], cu_seqlens: Tensor | None = None) -> Tensor:

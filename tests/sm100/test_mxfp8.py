@@ -9,10 +9,11 @@ from warpcheck.machine import SCHEDULES
 
 import fa4
 from bench import static
+from fa4.api import ahead
 from fa4.emulator import emulate
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
-from fa4.runtime.device import chip_by_number, emulating
+from fa4.runtime.device import chip_by_number, chip_of, emulating
 from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
 from fa4.sm100.fwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.fwd.plan import Sm100Forward
@@ -88,12 +89,50 @@ def test_each_scale_counts(name, seed):
     assert not torch.equal(out, before[0])
 
 
-def test_scales_of_unused_keys_may_hold_anything(seed):
-    problem, arguments = of_blocks(cases.make(CASES[8], seed), seed)
-    nan = arguments["v_descale"].view(torch.uint8).clone()
-    nan[1, 1:] = 255  # the second sequence has seven keys
-    out, lse = run(seed, arguments | dict(v_descale=nan.view(recipes.E8M0)), problem)
-    cases.assert_right(judged(problem, out, lse), f"seed {seed}")
+@pytest.mark.parametrize("index", [8, 11], ids=["dense", "packed"])
+def test_scales_of_unused_keys_may_hold_anything(index, seed):
+    problem, arguments = of_blocks(cases.make(CASES[index], seed), seed)
+    of_k, of_v = (arguments[f"{name}_descale"].view(torch.uint8).clone() for name in "kv")
+    if index == 8:
+        of_k[1, 7:], of_v[1, 1:] = 255, 255  # the second sequence has seven keys
+    else:
+        cu_seqlens, used = problem.inputs.cu_seqlens_k.tolist(), problem.inputs.seqused_k.tolist()
+        for b, (first, stop, count) in enumerate(zip(cu_seqlens, cu_seqlens[1:], used)):
+            of_k[first + count : stop] = 255
+            of_v[first // 32 + b + -(-count // 32) : stop // 32 + b + 1] = 255
+    scales = dict(k_descale=of_k.view(recipes.E8M0), v_descale=of_v.view(recipes.E8M0))
+    cases.assert_right(judged(problem, *run(seed, arguments | scales, problem)), f"seed {seed}")
+
+
+def test_scales_have_any_strides(seed):
+    problem, arguments = of_blocks(cases.make(CASES[0], seed), seed)
+    before = run(seed, arguments, problem)
+    q, k, v = (arguments[f"{name}_descale"].view(torch.uint8) for name in "qkv")
+    k = torch.stack((k, k), -1)[..., 0]
+    views = q.transpose(1, 2).contiguous().transpose(1, 2), k, v.flip(1).clone().flip(1)
+    scales = {f"{name}_descale": x.view(recipes.E8M0) for name, x in zip("qkv", views)}
+    for x, y in zip(before, run(seed, arguments | scales, problem)):
+        assert torch.equal(x, y)
+
+
+def test_keys_are_split(seed):
+    problem, arguments = of_blocks(cases.make(Case("split", seqlen_q=140, seqlen_k=1500, head_dim=64), seed), seed)
+    with emulate("sm_100a", sms=8, seed=seed), noting_kernels() as taken:
+        what = (
+            replace(SPEC, head_dim=64, head_dim_v=64, heads_q=1, heads_kv=1),
+            ProblemSize(1, 140, 1500),
+            chip_of(arguments["q"].device),
+        )
+        assert Sm100Forward(*what).splits > 1
+        results = problem.call(**arguments)
+    assert taken["native"] is Operands.MXFP8
+    cases.assert_right(judged(problem, *results), f"seed {seed}")
+
+
+def test_what_is_recorded_is_compiled(tmp_path):
+    problem = ahead.AheadProblem(100, replace(SPEC, head_dim=64, head_dim_v=64), ProblemSize(1, 300, 300))
+    keys = [key for _, key in ahead.compile_into(tmp_path, problem)]
+    assert len(keys) == 1 and "MXFP8" in str(keys[0])
 
 
 def test_a_tensor_may_have_one_factor_instead(seed):
@@ -163,8 +202,10 @@ def test_what_it_takes(changes, is_taken):
 def test_explain_knows_training():
     x = torch.empty(2, 300, 4, 64, dtype=torch.bfloat16)
     with emulating(CHIP):
-        found = fa4.explain(x, x, x, precision="mxfp8")
-    assert found.spec.operands is Operands.MXFP8
+        assert fa4.explain(x, x, x, precision="mxfp8").spec.operands is Operands.MXFP8
+        narrow = x[..., :48]
+        with pytest.raises(ValueError, match="q has head_dim 48, expected a multiple of 32 for precision 'mxfp8'"):
+            fa4.explain(narrow, narrow, narrow, precision="mxfp8")
 
 
 def test_scales_along_the_other_axis_are_dequantised():

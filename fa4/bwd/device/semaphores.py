@@ -31,9 +31,12 @@ def wait_semaphore(semaphore: cute.Pointer, order_index: Int32):
 
 
 @cute.jit
-def is_bulk_turn(semaphore: cute.Pointer, order_index: Int32) -> Boolean:
-    """Return at once whether `order_index` key blocks have added; then bulk additions may follow."""
+def has_reached(semaphore: cute.Pointer, order_index: Int32) -> Boolean:
+    """Return at once whether `order_index` key blocks have added; then bulk additions may follow. Called by the whole
+    warp, whose lanes get the same answer."""
     count = cute.arch.load(semaphore, Int32, sem="acquire", scope="gpu")
+    count = cute.arch.shuffle_sync(count, 0)
+    cute.arch.sync_warp()  # the elected lane also observes what lane 0 has acquired
     cute.arch.fence_proxy("async.global")
     return Boolean(count == order_index)
 

@@ -8,9 +8,9 @@ Deterministic: the key blocks of a query block (in a pair, of each half of it) a
 `bwd.device.semaphores`. CTAs earlier in the order are launched earlier and never wait for later ones, so every wait
 ends. This role waits when the first chunk of a step is staged. It releases the semaphore one step later, at the same
 point, when the additions are complete. Waiting for them at once would delay the next dQ, and the products that need its
-columns. The next dQ itself does not depend on the semaphore. If it is this step's turn already, as usual, its first
-addition starts before the release, so that additions follow each other without a pause. If not, the release comes
-first: nobody waits for a CTA that waits.
+columns. The next dQ itself does not depend on the semaphore. Usually the semaphore of this step has reached its order
+index already. Then its first addition starts before the release, so that additions follow each other without a pause.
+If it has not, the release comes first: a CTA releases before it waits, so every wait ends.
 
 Waits:   mma_reduce_dQ.full
 Signals: mma_reduce_dQ.free
@@ -25,7 +25,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...bwd.device.semaphores import (
-    is_bulk_turn,
+    has_reached,
     release_semaphore,
     wait_bulk_semaphore,
     wait_for_bulk_additions,
@@ -71,7 +71,7 @@ NO_RELEASE = -1  # no semaphore to release
 
 class OrderedAdd(NamedTuple):
     """Order of an addition: index of the query block's semaphore (in a pair, of a half of the block), the order index
-    that it must reach before this CTA adds, and the semaphore to release before that wait (see `release_pending`)."""
+    that it must reach before this CTA adds, and the semaphore of the previous step, which is not released yet."""
 
     semaphore: Int32
     order_index: Int32
@@ -104,7 +104,7 @@ def acquire_order(context: Sm100BackwardContext, ordered: OrderedAdd) -> Int32:
     """Issuing warp, before the first addition of a step: wait for the order index. Return the semaphore to release
     after it."""
     semaphore, pending = context.args.semaphores.iterator + ordered.semaphore, ordered.pending
-    if not is_bulk_turn(semaphore, ordered.order_index):
+    if not has_reached(semaphore, ordered.order_index):
         release_pending(context, pending)
         pending = Int32(NO_RELEASE)
         wait_bulk_semaphore(semaphore, ordered.order_index)

@@ -20,14 +20,13 @@ from ...core.sequence import Rows
 from ...fwd.device.work import Work
 from ...pipeline.cursor import Cursor
 from ...pipeline.tma import bulk_load
-from ...runtime.spec import MX_BLOCK, AttentionInputs, Cache
+from ...runtime.spec import E8M0_ONE, MX_BLOCK, AttentionInputs, Cache
 from .. import tmem
 from ..mma import CHUNK_BLOCKS, CHUNK_BYTES, CHUNK_COLUMNS, CHUNK_ROWS, copy_chunk
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .work import row_tile
 
-ONE = 127  # E8M0 of 1
-ONES = ONE * 0x01010101  # of four blocks
+ONES = E8M0_ONE * 0x01010101  # of four blocks
 
 
 def in_chunks(cache: Cache, inputs: AttentionInputs, cfg: Sm100ForwardConfig) -> Cache:
@@ -49,11 +48,11 @@ def _with_defined_ends(scales: Tensor, inputs: AttentionInputs) -> Tensor:
         if inputs.seqused_k is None:
             return scales
         first = MX_BLOCK * torch.arange(scales.shape[1], device=scales.device)
-        return torch.where((first < inputs.seqused_k[:, None])[..., None, None], scales, ONE)
+        return torch.where((first < inputs.seqused_k[:, None])[..., None, None], scales, E8M0_ONE)
     bounds = inputs.cu_seqlens_k
     counts = bounds.diff() if inputs.seqused_k is None else torch.minimum(bounds.diff(), inputs.seqused_k)
     sequence, first = _sequences(scales.shape[0], bounds // MX_BLOCK + torch.arange(len(bounds), device=bounds.device))
-    return torch.where((MX_BLOCK * first < counts[sequence])[:, None, None], scales, ONE)
+    return torch.where((MX_BLOCK * first < counts[sequence])[:, None, None], scales, E8M0_ONE)
 
 
 def in_tiles(scales: Tensor, tile: int, cu_seqlens: Tensor | None, step: int = 1) -> Tensor:
@@ -62,7 +61,7 @@ def in_tiles(scales: Tensor, tile: int, cu_seqlens: Tensor | None, step: int = 1
     entries = tile // step
     if cu_seqlens is None:
         padding = (0, 0) * (scales.ndim - 2) + (0, -scales.shape[1] % entries)
-        return functional.pad(scales, padding, value=ONE).unflatten(1, (-1, entries))
+        return functional.pad(scales, padding, value=E8M0_ONE).unflatten(1, (-1, entries))
     sequences = torch.arange(len(cu_seqlens), device=cu_seqlens.device)
     firsts = cu_seqlens // step + (sequences if step > 1 else 0)
     count = step * scales.shape[0] // tile + len(sequences)
@@ -82,7 +81,7 @@ def _sequences(count: int, firsts: Tensor) -> tuple[Tensor, Tensor]:
 def as_chunks(scales: Tensor) -> Tensor:
     """Return scales (batch, tiles, heads, rows, blocks) as chunks, (batch, heads, tiles, bytes)."""
     padding = 0, -scales.shape[-1] % CHUNK_BLOCKS, 0, CHUNK_ROWS - scales.shape[-2]
-    x = functional.pad(scales, padding, value=ONE)
+    x = functional.pad(scales, padding, value=E8M0_ONE)
     x = x.unflatten(-1, (-1, CHUNK_BLOCKS)).unflatten(-3, (CHUNK_ROWS // 32, 32))
     # batch, tiles, heads, group of 32 rows, row in group, chunk, block
     return x.permute(0, 2, 1, 5, 4, 3, 6).contiguous().flatten(3)
@@ -94,17 +93,19 @@ def load_scales_of_q(context: Sm100ForwardContext, work: Work, tile: int, q: Cur
     index = row_tile(context, work, tile)
     if cfg.varlen:
         index = index + first_tile(work, work.query_rows, cfg.packed_heads, cfg.tile_m)
-    place = "Q scales", tile
-    _load(context, "q_scales", (work.batch, work.head, index), place, cfg.scale_bytes, q.barrier(tile))
+    at, target = (work.batch, work.head, index), scales_in_smem(context, "Q", tile)
+    _load(context, context.args.cache.q_scales, at, target, cfg.scale_bytes, q.barrier(tile))
 
 
-def load_scales_of_keys(context: Sm100ForwardContext, name: str, work: Work, block: Int32, kv: Cursor) -> None:
+def load_scales_of_keys(
+    context: Sm100ForwardContext, scales: cute.Tensor, nbytes: int, work: Work, block: Int32, kv: Cursor
+) -> None:
     """Whole warp: start loading the scales of K or V of a key block; the barrier of its stage counts them."""
     cfg = context.cfg
     if cfg.varlen:
         block = block + first_tile(work, work.keys.rows, 1, cfg.tile_n)
-    nbytes = cfg.scale_bytes if name == "k_scales" else CHUNK_BYTES
-    _load(context, name, (work.batch, work.head_kv, block), ("KV scales", kv.stage), nbytes, kv.barrier())
+    at = work.batch, work.head_kv, block
+    _load(context, scales, at, scales_in_smem(context, "KV", kv.stage), nbytes, kv.barrier())
 
 
 def first_tile(work: Work, rows: Rows, packed: int, tile: int) -> Int32:
@@ -114,28 +115,30 @@ def first_tile(work: Work, rows: Rows, packed: int, tile: int) -> Int32:
 
 def _load(
     context: Sm100ForwardContext,
-    name: str,
+    scales: cute.Tensor,
     at: tuple[Int32, Int32, Int32],
-    place: tuple[str, int | Int32],
+    target: cute.Pointer,
     nbytes: int,
     barrier: cute.Pointer,
 ) -> None:
-    """at: batch, head and tile. place: region of shared memory, and the index in it."""
-    cfg, scales = context.cfg, getattr(context.args.cache, name)
+    """at: batch, head and tile."""
     batch, head, tile = at
     tile = cutlass.min(tile, cute.size(scales, mode=[2]) - 1)  # a tile without rows has no scales
-    coord = (0 if cfg.varlen else batch, head, tile, 0)
-    region, index = place
+    coord = (0 if context.cfg.varlen else batch, head, tile, 0)
     with cute.arch.elect_one():
-        source = scales.iterator + cute.crd2idx(coord, scales.layout)
-        bulk_load(source, context.smem.pointer(region, Uint8) + index * cfg.scale_bytes, nbytes, barrier)
+        bulk_load(scales.iterator + cute.crd2idx(coord, scales.layout), target, nbytes, barrier)
 
 
-def copy_scales(context: Sm100ForwardContext, region: str, index: int | Int32, address: Int32, chunks: int) -> None:
-    """One thread of mma: copy chunks of scales in a region of shared memory to tensor memory."""
-    source = context.smem.address(f"{region} scales") + index * context.cfg.scale_bytes
-    for chunk in range(chunks):
-        copy_chunk(source + chunk * CHUNK_BYTES, address + chunk * CHUNK_COLUMNS)
+def scales_in_smem(context: Sm100ForwardContext, name: str, index: int | Int32) -> cute.Pointer:
+    """The scales of a Q tile ("Q") or of a stage of K and V ("KV")."""
+    return context.smem.pointer(f"{name} scales", Uint8) + index * context.cfg.scale_bytes
+
+
+def copy_scales(source: cute.Pointer, address: Int32, nbytes: int) -> None:
+    """One thread of mma: copy scales from shared to tensor memory. The products that read these columns before are
+    complete: the stage of shared memory was free when it was loaded."""
+    for chunk in range(nbytes // CHUNK_BYTES):
+        copy_chunk(source.toint() + chunk * CHUNK_BYTES, address + chunk * CHUNK_COLUMNS)
 
 
 def write_scales_of_p(context: Sm100ForwardContext, tile: Int32) -> None:

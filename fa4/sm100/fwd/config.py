@@ -110,13 +110,18 @@ class Sm100ForwardConfig(ForwardVariant):
 
     @property
     def scale_chunks(self) -> int:
-        """Chunks of scales of a Q tile, and of a K/V stage: see `block_scales`. V of a block has one."""
+        """Chunks of scales of a Q tile, and of a K/V stage: see `block_scales`."""
         return -(-self.head_dim // (MX_BLOCK * CHUNK_BLOCKS)) if self.has_block_scales else 0
 
     @property
     def scale_bytes(self) -> int:
         """Bytes of the scales of a Q tile, and of a K/V stage."""
         return self.scale_chunks * CHUNK_BYTES
+
+    @property
+    def v_scale_bytes(self) -> int:
+        """Bytes of the scales of V of a key block."""
+        return CHUNK_BYTES if self.has_block_scales else 0
 
     @property
     def scale_columns(self) -> int:

@@ -19,7 +19,6 @@ from ...fwd.variant import KvLoad
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.ends import Ends
 from ...pipeline.tma import tma_load
-from ..mma import CHUNK_BYTES
 from .block_scales import load_scales_of_keys, load_scales_of_q
 from .config import Sm100ForwardContext
 from .work import Queue, key_block, row_tile
@@ -107,7 +106,7 @@ def load_k(context: Sm100ForwardContext, work: Work, block: Int32, kv: Cursor):
     kv.wait()
     kv.expect_tx(tma.tile.nbytes + cfg.scale_bytes, rank)
     if cfg.has_block_scales:
-        load_scales_of_keys(context, "k_scales", work, block, kv)
+        load_scales_of_keys(context, context.args.cache.k_scales, cfg.scale_bytes, work, block, kv)
     if cfg.ctas == 2 and cfg.seq_bounded_k:
         rank = clamp_tile(rank, Rows(Int32(0), work.k.count - block * cfg.tile_n), tma.tile.rows)
     for i, (k, index) in enumerate(pieces):
@@ -119,9 +118,9 @@ def load_v(context: Sm100ForwardContext, work: Work, block: Int32, kv: Cursor):
     cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
     kv.wait()
-    kv.expect_tx(tma.tile.nbytes + (CHUNK_BYTES if cfg.has_block_scales else 0), rank)
+    kv.expect_tx(tma.tile.nbytes + cfg.v_scale_bytes, rank)
     if cfg.has_block_scales:
-        load_scales_of_keys(context, "v_scales", work, block, kv)
+        load_scales_of_keys(context, context.args.cache.v_scales, cfg.v_scale_bytes, work, block, kv)
     for i, (v, index) in enumerate(pieces):
         if cfg.ctas == 1:
             tma_load(tma, v, index, kv_ptr(context, kv.stage), kv.barrier(), i)

@@ -12,6 +12,8 @@ Signals: mma_softmax_S.full, mma_correction_O.full, load_mma_Q.free, load_mma_KV
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
@@ -22,7 +24,7 @@ from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
 from ..mma import CHUNK_COLUMNS, Umma, k_per_mma
-from .block_scales import copy_scales
+from .block_scales import copy_scales, scales_in_smem
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .work import Queue
 
@@ -113,6 +115,8 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
     q, kv = consume(ends.load_mma_Q, ALL), consume(ends.load_mma_KV)
     s, p = produce(ends.mma_softmax_S, ALL), consume(ends.softmax_mma_P, ALL)
     o = produce(ends.mma_correction_O, ALL)
+    qk = Operation(cfg.qk, "Q", addresses.S, addresses.Q_scales, cfg.scale_bytes)
+    pv = Operation(cfg.pv, "P", addresses.O, addresses.P_scales, cfg.v_scale_bytes)
     freed = 0 if const_expr(cfg.out_store is OutStore.TMA_OVER_Q) else cfg.q_tiles  # Q tiles that this role frees
 
     queue = Queue.first(context, ends)
@@ -121,10 +125,7 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
         if work.count > 0:
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 q.wait(tile)
-                if const_expr(cfg.has_block_scales):
-                    with cute.arch.elect_one():
-                        copy_scales(context, "Q", tile, addresses.Q_scales[tile], cfg.scale_chunks)
-                issue_of_tile(context, tile, cfg.qk, "Q", addresses, s, kv, False)
+                issue_of_tile(context, tile, qk, addresses, s, kv, False, copies_a=True)
             kv, s = kv.next(), s.next()
             for i in cutlass.range(work.count, unroll=1):
                 v = kv
@@ -134,12 +135,12 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
                             q.commit(tile)
                 if i + 1 < work.count:
                     for tile in cutlass.range_constexpr(cfg.q_tiles):
-                        issue_of_tile(context, tile, cfg.qk, "Q", addresses, s, kv, False)
+                        issue_of_tile(context, tile, qk, addresses, s, kv, False)
                     v, s = kv.next(), s.next()
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
                     if i == 0:
                         o.wait(tile)
-                    issue_of_tile(context, tile, cfg.pv, "P", addresses, p, v, i > 0)
+                    issue_of_tile(context, tile, pv, addresses, p, v, i > 0)
                 kv, p = v.next(), p.next()
             with cute.arch.elect_one():
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
@@ -148,35 +149,45 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
         queue = queue.next()
 
 
+class Operation(NamedTuple):
+    """A product of each Q tile: D (+)= A B. a: region of shared memory with the tiles of A. d, scales: tensor-memory
+    addresses of D, and of the scales of A (None without them), of each tile. nbytes: of the scales of B."""
+
+    product: Umma
+    a: str
+    d: list[Int32]
+    scales: list[Int32] | None
+    nbytes: int
+
+
 def issue_of_tile(
     context: Sm100ForwardContext,
     tile: int,
-    product: Umma,
-    a: str,
+    operation: Operation,
     addresses: TmemAddresses,
     ready: Cursor,
     kv: Cursor,
     accumulate: bool | Boolean,
+    copies_a: bool = False,
 ):
-    """S = Q K or O (+)= P V of one Q tile. Tiles of Q or P are in the region `a` of shared memory, K or V is at `kv`.
-    ready: position in the channel that tells when the product may begin; the product commits it."""
-    cfg, smem = context.cfg, context.smem
-    d = addresses.S if a == "Q" else addresses.O
+    """D (+)= A B of one Q tile; B is at `kv`. ready: position in the channel that tells when the product may begin; the
+    product commits it. copies_a: the scales of A are not in tensor memory yet."""
+    cfg, smem, product = context.cfg, context.smem, operation.product
     assert product.a is not None
     if tile == 0:
         kv.wait()
     ready.wait(tile)
-    a_descriptor = product.a.at(smem.address(a) + tile * product.a.tile.nbytes)
+    a_descriptor = product.a.at(smem.address(operation.a) + tile * product.a.tile.nbytes)
     b_descriptor = product.b.at(smem.address("KV") + kv.stage * cfg.kv_stage_bytes)
     with cute.arch.elect_one():
         scales = None
-        if cfg.has_block_scales:
-            of_a = addresses.Q_scales if a == "Q" else addresses.P_scales
-            of_b = addresses.KV_scales + kv.stage * cfg.scale_columns
+        if operation.scales is not None:
+            scales = operation.scales[tile], addresses.KV_scales + kv.stage * cfg.scale_columns
+            if copies_a:
+                copy_scales(scales_in_smem(context, operation.a, tile), scales[0], cfg.scale_bytes)
             if tile == 0:
-                copy_scales(context, "KV", kv.stage, of_b, cfg.scale_chunks if a == "Q" else 1)
-            scales = of_a[tile], of_b
-        product.issue(d[tile], a_descriptor, b_descriptor, accumulate, scales=scales)
+                copy_scales(scales_in_smem(context, "KV", kv.stage), scales[1], operation.nbytes)
+        product.issue(operation.d[tile], a_descriptor, b_descriptor, accumulate, scales=scales)
         ready.commit(tile)
         if tile == cfg.q_tiles - 1:
             kv.commit()
@@ -247,6 +258,7 @@ class TmemAddresses(Constant):
         self.S = by_tile(tmem_map.S, cfg.tile_n)
         self.P = None if cfg.p_in_smem else by_tile(tmem_map.P, cfg.tile_n)
         self.O = by_tile(tmem_map.O, cfg.o_columns)
+        self.Q_scales = self.P_scales = self.KV_scales = None
         if cfg.has_block_scales:
             self.Q_scales = by_tile(tmem_map.Q_scales, cfg.scale_columns)
             self.P_scales = by_tile(tmem_map.P_scales, CHUNK_COLUMNS)

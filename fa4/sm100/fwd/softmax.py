@@ -95,8 +95,9 @@ def softmax(context: Sm100ForwardContext):
 def rounding_factor(cfg: Sm100ForwardConfig, p_max: Float32, kept: Float32) -> Float32:
     """Factor of O that cancels the rounding of the largest P that dropout kept. kept: sum of all that it kept. The sum
     of all P, by which `normalise` divides, would be no measure of it: their largest may have been dropped."""
-    factor = kept * cute.arch.rcp_approx(kept + (rounded(p_max, cfg.v_dtype) - p_max))
-    return Float32(cutlass.select_(kept == 0.0, Float32(1.0), factor))
+    p = rounded(p_max, cfg.v_dtype)
+    factor = kept * cute.arch.rcp_approx(kept + (p - p_max))
+    return Float32(cutlass.select_(p > 0.0, factor, Float32(1.0)))  # O is 0 if all P are rounded to 0
 
 
 def softmax_step(

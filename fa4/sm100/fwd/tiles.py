@@ -7,7 +7,20 @@ from dataclasses import asdict, dataclass
 
 from ...fwd.variant import padded_heads_of
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
-from ...runtime.conditions import BLOCKS, CACHE, E4M3, FP8, FULL, LEFT, MANY, SCATTERED, VARLEN, TuningCase, head_dims
+from ...runtime.conditions import (
+    BLOCKS,
+    CACHE,
+    E4M3,
+    FP8,
+    FULL,
+    LEFT,
+    MANY,
+    MXFP8,
+    SCATTERED,
+    VARLEN,
+    TuningCase,
+    head_dims,
+)
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, Operands, ProblemSize
 from ..tmem import LANES
@@ -60,7 +73,6 @@ def _cuts_tiles(case: TuningCase) -> bool:
 
 FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), "many query rows")
 MEMORY_BOUND = FP8 | SCATTERED | FEW
-MXFP8 = Condition("scales of blocks", lambda case: case.spec.operands is Operands.MXFP8)
 D128 = Condition("head dims 128", lambda case: case.spec.head_dim == case.spec.head_dim_v == 128)
 MLA = Condition("head dims (192, 128)", lambda case: (case.spec.head_dim, case.spec.head_dim_v) == (192, 128))
 WIDE = ~MLA & Condition("a head dim above 128", lambda case: max(case.spec.head_dim, case.spec.head_dim_v) > LANES)
