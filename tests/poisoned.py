@@ -18,9 +18,11 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with torch.no_grad():
         values = tensor.detach()
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        if tensor.dtype is torch.float4_e2m1fn_x2:  # it has no NaN, and torch cannot fill it
+            values = values.view(torch.uint8)
+        if values.dtype.is_floating_point or values.dtype.is_complex:
             values.fill_(torch.nan)
-        elif tensor.dtype is torch.bool:
+        elif values.dtype is torch.bool:
             values.fill_(True)
         else:
             values.fill_(int.from_bytes(bytes([_POISON_BYTE]) * tensor.element_size(), "little"))

@@ -1,4 +1,4 @@
-"""Quantisation to e4m3 with scales, for attention on 8-bit tensors."""
+"""Quantisation to e4m3 and e2m1 with scales, for attention on such tensors and caches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..runtime import nvfp4
 from ..runtime.spec import MX_BLOCK
 from ..torch_ops import checks, recipes
 from ..torch_ops.descales import check_scales
@@ -15,7 +16,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Quantized(NamedTuple):
-    """8-bit numbers and their scales: x ~= data * scales."""
+    """Numbers of 8 or 4 bits and their scales: x ~= data * scales."""
 
     data: Tensor
     scales: Tensor
@@ -32,7 +33,7 @@ def quantize(
     cu_seqlens: Tensor | None = None,
     seqused: Tensor | None = None,
 ) -> Quantized:
-    """Round q, k or v to e4m3, with a scale for each group of numbers: x ~= data * scales.
+    """Round q, k or v to e4m3 or e2m1, with a scale for each group of numbers: x ~= data * scales.
 
     | recipe | a scale for | shape of scales | dtype |
     |---|---|---|---|
@@ -41,6 +42,7 @@ def quantize(
     | "block128" | 128 tokens of a head | (batch, ceil(seqlen / 128), heads) | float32 |
     | "mxfp8" | 32 columns of a token | (batch, seqlen, heads, head_dim / 32) | float8_e8m0fnu |
     | "mxfp8", axis="tokens" | 32 tokens of a column | (batch, ceil(seqlen / 32), heads, head_dim) | float8_e8m0fnu |
+    | "nvfp4" | 16 columns of a token | (batch, seqlen, heads, head_dim / 16) | float8_e4m3fn |
 
     A float32 scale is the largest magnitude of its group, amax, divided by 448, the largest e4m3 number; it is at least
     2^-126, and 1 for a group of zeros. An E8M0 scale follows the OCP MX specification: 2^(floor(log2(amax)) - 8), at
@@ -49,10 +51,14 @@ def quantize(
 
     For mxfp8, quantise q and k along head_dim, and v along tokens: each along the axis that its product sums over.
 
+    "nvfp4" is for the rows of a key/value cache. Its data is e2m1, two numbers a byte, the even column in the low half.
+    A scale is amax / 6 rounded to e4m3, from 2^-9 to 448. There is no further factor: for numbers above 2688, divide x
+    and multiply softmax_scale (of k) or out (of v).
+
     Args:
         x: (batch, seqlen, heads, head_dim), or packed (total, heads, head_dim); float16, bfloat16 or float32, any
-            strides.
-        recipe: "tensor", "head", "block128" or "mxfp8".
+            strides. A cache: its pages are the batch.
+        recipe: "tensor", "head", "block128", "mxfp8" or "nvfp4".
         axis: "head_dim" or "tokens": the axis of the blocks of "mxfp8".
         heads: number of heads that scales have, for "head" and "block128"; neighbouring heads share a scale.
             `heads=heads_kv` gives q the shape of scales that k has. None: one scale for each head of x.
@@ -65,11 +71,12 @@ def quantize(
             two.
         cu_seqlens: (batch + 1,) int32 of a packed x. Scales of "block128" and of "mxfp8" along tokens are then
             (total // n + batch, ...) for blocks of n tokens: block j of sequence b has index cu_seqlens[b] // n + b +
-            j. Not needed for "tensor", and for "mxfp8" along head_dim, unless smooth.
+            j. Not needed for "tensor", "nvfp4", and "mxfp8" along head_dim, unless smooth.
         seqused: (batch,) int32, the rows of each sequence that are used. Other rows count in no scale and become 0.
 
     Returns:
-        data (float8_e4m3fn, shape of x, contiguous) and scales; a named tuple.
+        data (float8_e4m3fn, shape of x; of "nvfp4" float4_e2m1fn_x2, half the columns) and scales, contiguous; a named
+        tuple.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or value.
@@ -83,6 +90,8 @@ def quantize(
     if rotate and x.shape[-1] & (x.shape[-1] - 1):
         raise ValueError(f"x has head_dim {x.shape[-1]}, expected a power of two with rotate")
     data, scales = recipes.quantized(x, recipe, heads, axis, cu_seqlens, seqused, smooth=smooth, rotate=rotate)
+    if recipe == "nvfp4":
+        return Quantized(recipes.as_e2m1(data), scales)
     return Quantized(data, recipes.as_e8m0(scales) if recipe == "mxfp8" else scales)
 
 
@@ -107,8 +116,9 @@ def _check(
             raise ValueError(f"heads is given with recipe {recipe!r}, expected recipe 'head' or 'block128'")
         if checks.count("heads", heads) == 0 or x.shape[-2] % heads:
             raise ValueError(f"heads is {heads}, expected a divisor of x's {x.shape[-2]} heads")
-    if recipe == "mxfp8" and axis == "head_dim" and x.shape[-1] % MX_BLOCK:
-        raise ValueError(f"x has head_dim {x.shape[-1]}, expected a multiple of 32 for recipe 'mxfp8'")
+    columns = {"mxfp8": MX_BLOCK, "nvfp4": nvfp4.COLUMNS}.get(recipe, 1)
+    if axis == "head_dim" and x.shape[-1] % columns:
+        raise ValueError(f"x has head_dim {x.shape[-1]}, expected a multiple of {columns} for recipe {recipe!r}")
     _check_bounds(x, cu_seqlens, "x")
     if seqused is not None:
         if x.ndim == 3 and cu_seqlens is None:
@@ -137,9 +147,11 @@ def dequantize(
     """Return data * scales of `fa4.quantize`, computed in float32 and rounded to dtype.
 
     The dtype and shape of scales tell the recipe. With E8M0 scales the product is exact in float32, and in bfloat16.
+    E2M1 numbers times their scales are exact in float16, too.
 
     Args:
-        data: float8_e4m3fn, (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim).
+        data: float8_e4m3fn, (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim); or float4_e2m1fn_x2
+            with half as many columns, for 16 columns a scale.
         scales: as `fa4.quantize` returns them.
         dtype: float16, bfloat16, float32 or float64.
         cu_seqlens: (batch + 1,) int32 of packed data.
@@ -150,13 +162,16 @@ def dequantize(
     if not isinstance(data, Tensor):
         raise TypeError(f"data is a {type(data).__name__}, expected a torch.Tensor")
     checks.check_plain("data", data, data)
-    checks.check_dtype("data", data, (recipes.E4M3,))
+    checks.check_dtype("data", data, (recipes.E4M3, nvfp4.DTYPE))
     if dtype not in checks.DTYPES:
         raise TypeError(f"dtype is {dtype}, expected float16, bfloat16, float32 or float64")
     if data.ndim not in (3, 4):
         axes = "(batch, seqlen, heads, head_dim) or (total, heads, head_dim)"
         raise ValueError(f"data has shape {checks.shown(data)}, expected {axes}")
     _check_bounds(data, cu_seqlens, "data")
+    if data.dtype == nvfp4.DTYPE:
+        checks.check_e2m1_scales("scales", scales, "data", data)
+        return nvfp4.values(data.view(torch.uint8), scales, dtype)
     checks.check_plain("scales", scales, data, like="data")
     if data.ndim == 3 and cu_seqlens is None and scales.ndim > 1 and scales.shape[:-1] != data.shape[:-1]:
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..runtime import dispatch, env
+from ..runtime import dispatch, env, nvfp4
 from ..runtime.spec import AttentionInputs, Flags
 from ..runtime.torch_internals import carries_tangent
 
@@ -303,6 +303,15 @@ def check_dtype(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) 
         *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
         expected = f"{', '.join(others)} or {last}" if others else last
         raise TypeError(f"{name} has dtype {x.dtype}, expected {expected}")
+
+
+def check_e2m1_scales(label: str, scales: Any, name: str, x: Tensor) -> None:
+    """Raise unless `scales` may stand beside e2m1 numbers x: one of e4m3 for each 16 columns."""
+    check_plain(label, scales, x, f"{nvfp4.SCALE_DTYPE} scales of {name}, as fa4.quantize(..., 'nvfp4') returns", name)
+    check_dtype(label, scales, (nvfp4.SCALE_DTYPE,))
+    expected = (*x.shape[:-1], nvfp4.PER_BYTE * x.shape[-1] // nvfp4.COLUMNS)
+    if scales.shape != expected:
+        raise ValueError(f"{label} has shape {shown(scales)}, expected {expected} beside {name} {shown(x)}")
 
 
 def _check_sink(sink: Tensor, q: Tensor) -> None:

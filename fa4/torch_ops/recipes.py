@@ -1,4 +1,4 @@
-"""Quantisation to e4m3: recipes, their scales, and the layout of scales beside a tensor.
+"""Quantisation to e4m3, and to e2m1 (`runtime.nvfp4`): recipes, their scales, and the layout of scales beside a tensor.
 
 A scale is a factor on 8-bit numbers: x ~= data * scale. Tensors are padded, (batch, seqlen, heads, head_dim), or
 packed, (total, heads, head_dim). All functions are torch operators without a synchronisation, so torch.compile fuses
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..runtime import nvfp4
 from ..runtime.spec import E8M0_ONE, MX_BLOCK
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 # A call with one of these is a call of `low_precision`, which takes e4m3 alone and names the others.
 EIGHT_BIT = frozenset((E4M3, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz))
-RECIPES = ("tensor", "head", "block128", "mxfp8")
+RECIPES = ("tensor", "head", "block128", "mxfp8", "nvfp4")
 AXES = ("head_dim", "tokens")
 TOKENS_OF_BLOCK = 128
 LARGEST = 448.0  # of e4m3
@@ -141,9 +142,19 @@ library.impl("as_e8m0", lambda bits: bits.clone().view(E8M0), "CompositeExplicit
 torch.library.register_fake("fa4::as_e8m0", lambda bits: bits.new_empty(bits.shape, dtype=E8M0), lib=library)
 
 
+library.define("as_e2m1(Tensor bits) -> Tensor")
+library.impl("as_e2m1", lambda bits: bits.clone().view(nvfp4.DTYPE), "CompositeExplicitAutograd")
+torch.library.register_fake("fa4::as_e2m1", lambda bits: bits.new_empty(bits.shape, dtype=nvfp4.DTYPE), lib=library)
+
+
 def as_e8m0(bits: Tensor) -> Tensor:
     """Return uint8 bits as E8M0 numbers. In compiled code by an operator: torch's code generators lack the dtype."""
     return torch.ops.fa4.as_e8m0(bits) if torch.compiler.is_compiling() else bits.view(E8M0)
+
+
+def as_e2m1(bits: Tensor) -> Tensor:
+    """Return uint8 bits as pairs of E2M1 numbers, likewise."""
+    return torch.ops.fa4.as_e2m1(bits) if torch.compiler.is_compiling() else bits.view(nvfp4.DTYPE)
 
 
 def quantized(
@@ -158,8 +169,8 @@ def quantized(
     smooth: bool = False,
     rotate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return data and scales of checked arguments: see `fa4.quantize`. E8M0 scales are uint8 here. power_of_two: see
-    `_scales`. Rows that are not used become 0, and count in no scale."""
+    """Return data and scales of checked arguments: see `fa4.quantize`. E8M0 scales and E2M1 data are uint8 here.
+    power_of_two: see `_scales`. Rows that are not used become 0, and count in no scale."""
     x = x.detach().float()
     used = used_rows(x.shape, cu_seqlens, seqused)
     if used is not None:
@@ -169,6 +180,8 @@ def quantized(
         x = x if used is None else torch.where(used[..., None, None], x, 0.0)
     if rotate:
         x = rotated(x)
+    if recipe == "nvfp4":
+        return nvfp4.quantised(x)
     magnitude = x.abs()
     magnitude = torch.where(magnitude.isnan(), torch.inf, magnitude)  # a maximum keeps inf on every device
     if recipe == "mxfp8":

@@ -246,7 +246,7 @@ WRONG = {
     "type": (dict(x=None), TypeError, "x is a NoneType, expected a torch.Tensor"),
     "dtype": (dict(x=X.double()), TypeError, "x has dtype torch.float64, expected float16, bfloat16 or float32"),
     "axes": (dict(x=X[0, 0]), ValueError, r"x has shape \(4, 64\), expected \(batch, seqlen"),
-    "recipe": (dict(recipe="row"), ValueError, "recipe is 'row', expected 'tensor', 'head', 'block128' or 'mxfp8'"),
+    "recipe": (dict(recipe="row"), ValueError, "recipe is 'row', expected 'tensor', 'head', 'block128', 'mxfp8' or"),
     "axis": (dict(recipe="mxfp8", axis="rows"), ValueError, "axis is 'rows', expected 'head_dim' or 'tokens'"),
     "axis of heads": (dict(axis="tokens"), ValueError, "axis is 'tokens' with recipe 'head', expected recipe 'mxfp8'"),
     "heads": (dict(heads=3), ValueError, "heads is 3, expected a divisor of x's 4 heads"),

@@ -1,0 +1,55 @@
+"""NVFP4: numbers of 4 bits (E2M1), and an E4M3 scale for each 16 columns of a row.
+
+    x ~= number * scale, exactly a number of at most six significant bits
+
+Bits of a number: sign, two of the exponent, one of the significand; the magnitudes are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. A
+byte holds two columns, the even one in its low half. torch has a dtype for such bytes (`DTYPE`) and can view and copy
+them, but not index them by a tensor. So these functions take the bytes as uint8.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DTYPE = torch.float4_e2m1fn_x2  # an element is a byte, of two columns
+SCALE_DTYPE = torch.float8_e4m3fn
+COLUMNS = 16  # with the same scale
+PER_BYTE = 2  # columns
+LARGEST = 6.0
+LARGEST_SCALE, SMALLEST_SCALE = 448.0, 2.0**-9
+
+# Magnitudes between two numbers, rounded to the even one, whose significand bit is 0: a tie rounds down to it (codes 0,
+# 2, 4, 6 below), or up.
+TIES_DOWN, TIES_UP = (0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5)
+
+
+def values(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return number * scale, (..., columns), rounded to dtype, of codes (..., columns / 2) uint8 and scales (...,
+    columns / 16) float8_e4m3fn."""
+    code = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).int()
+    magnitude = code & 7
+    doubled = torch.where(magnitude < 4, magnitude, (2 | magnitude & 1) << (magnitude >> 1).clamp(min=1) - 1)
+    numbers = torch.where(code < 8, 0.5, -0.5) * doubled
+    return (numbers.unflatten(-1, (-1, COLUMNS)) * scales.float()[..., None]).flatten(-2).to(dtype)
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes (..., columns / 2) uint8 and scales (..., columns / 16) float8_e4m3fn of x (..., columns).
+
+    A scale is the largest magnitude of its group divided by 6, rounded to e4m3, in its range of positive numbers; NaN
+    for a group with an inf or a NaN. Numbers are x / scale rounded to nearest even; magnitudes above 6 become 6.
+    """
+    groups = x.float().unflatten(-1, (-1, COLUMNS))
+    magnitude = groups.abs()
+    largest = torch.where(magnitude.isnan(), torch.inf, magnitude).amax(-1)  # a maximum keeps inf on every device
+    scales = (largest / LARGEST).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+    scales = torch.where(largest.isfinite(), scales, torch.nan).to(SCALE_DTYPE)
+    relative = magnitude / scales.float()[..., None]
+    code = groups.signbit().to(torch.uint8) << 3
+    for bound in TIES_DOWN:
+        code += relative > bound
+    for bound in TIES_UP:
+        code += relative >= bound
+    code = code.flatten(-2)
+    return code[..., ::2] | code[..., 1::2] << 4, scales
