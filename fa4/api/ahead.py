@@ -134,7 +134,7 @@ def _with_cache(inputs: AttentionInputs, problem: AheadProblem) -> tuple[Attenti
         torch.empty(*shape, spec.heads_kv, dim, dtype=kind.dtype or spec.dtype) for dim in (columns, spec.head_dim_v)
     )
     numbers = torch.zeros(batch, dtype=torch.int32)
-    factors = torch.ones(batch, spec.heads_kv) if kind.has_8bit_kv else None
+    factors = torch.ones(batch, spec.heads_kv) if kind.converts_kv else None
     table = None if kind.page_size is None else torch.zeros(batch, shape[0] // batch, dtype=torch.int32)
     batch_idx, leftpad = (numbers if is_given else None for is_given in (kind.has_batch_idx, kind.has_leftpad))
     cache = Cache(table, batch_idx, leftpad, factors, factors)

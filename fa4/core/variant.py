@@ -91,14 +91,14 @@ class Variant(Constant):
         return self.varlen and self.cache is None
 
     @property
-    def has_8bit_kv(self) -> bool:
+    def converts_kv(self) -> bool:
         """Whether k and v hold 8-bit values of `cache.dtype`, which are converted for the products."""
-        return self.operands is None and self.cache is not None and self.cache.has_8bit_kv
+        return self.operands is None and self.cache is not None and self.cache.converts_kv
 
     @property
     def has_factors(self) -> bool:
         """Whether scores and v have factors."""
-        return self.has_8bit_kv or self.operands is not None
+        return self.converts_kv or self.operands is not None
 
     @property
     def has_block_scales(self) -> bool:

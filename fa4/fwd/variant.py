@@ -141,7 +141,7 @@ class ForwardVariant(ForwardOptions):
         """Dtype of the operands P and V. 8-bit V: float16. Its conversion takes half as many instructions as to
         bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits. But
         factors inside rows may be beyond the range of float16."""
-        return Float16 if self.has_8bit_kv and not self.cache.has_scaled_rows else self.operand_dtype
+        return Float16 if self.converts_kv and not self.cache.has_scaled_rows else self.operand_dtype
 
     @property
     def largest_p(self) -> int:
@@ -162,7 +162,7 @@ class FetchingVariant(ForwardVariant):
 
     @property
     def kv_load(self) -> KvLoad:
-        return KvLoad.FETCH if self.has_8bit_kv else KvLoad.TMA
+        return KvLoad.FETCH if self.converts_kv else KvLoad.TMA
 
     @property
     def scales_q(self) -> bool:

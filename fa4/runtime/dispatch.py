@@ -172,7 +172,7 @@ def _block_scale_limits(spec: AttentionSpec) -> Iterator[str]:
 
 @_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_8BIT)
 def _cache_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.cache is not None and spec.cache.has_8bit_kv and (spec.head_dim % 16 or spec.head_dim_v % 16):
+    if spec.cache is not None and spec.cache.converts_kv and (spec.head_dim % 16 or spec.head_dim_v % 16):
         yield f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
 
 
@@ -182,7 +182,7 @@ def _cache_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
 )
 def _sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
     widest = max(spec.head_dim, spec.head_dim_v)
-    if spec.cache is None or not spec.cache.is_scattered or (spec.cache.has_8bit_kv and widest > 256):
+    if spec.cache is None or not spec.cache.is_scattered or (spec.cache.converts_kv and widest > 256):
         return
     if widest > 192:
         yield f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)"
@@ -196,7 +196,7 @@ def _latent_limits(spec: AttentionSpec) -> Iterator[str]:
 
 @_limit("pages of 16-bit numbers of a size that is no multiple of 8, or with cache_leftpad", Feature.PAGES)
 def _scattered_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.cache is not None and spec.cache.is_scattered and not spec.cache.has_8bit_kv:
+    if spec.cache is not None and spec.cache.is_scattered and not spec.cache.converts_kv:
         yield "lacks single rows of pages (has pages of multiples of 8 rows, without cache_leftpad)"
 
 

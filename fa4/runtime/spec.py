@@ -71,7 +71,7 @@ class CacheSpec:
     dtype: torch.dtype | None = None
 
     @property
-    def has_8bit_kv(self) -> bool:
+    def converts_kv(self) -> bool:
         return self.dtype is not None
 
     @property
@@ -205,7 +205,7 @@ class AttentionSpec:
             Feature.PAGES: cache.page_size is not None,
             Feature.CACHE_ROWS: cache.has_batch_idx or cache.has_leftpad,
             Feature.CACHE_VARLEN: self.cache is not None and self.varlen,
-            Feature.CACHE_8BIT: cache.has_8bit_kv,
+            Feature.CACHE_8BIT: cache.converts_kv,
             Feature.SCALED_ROWS: cache.has_scaled_rows,
             Feature.OPERANDS_8BIT: self.operands is not None,
             Feature.BLOCK_SCALES: self.operands is Operands.MXFP8,

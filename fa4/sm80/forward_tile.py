@@ -112,7 +112,7 @@ class Sm80ForwardWork(Constant):
             self.block_iter = ReverseRange(blocks.part(part, args.splits, args.part_blocks) if cfg.split else blocks)
         self.scale_over_cap, self.v_descale = args.scale_over_cap, None  # v_descale: factor of O at the end
         self.raw_scale = args.scale  # of raw scores, or of the result of the softcap
-        if cfg.has_8bit_kv:
+        if cfg.converts_kv:
             k_descale = nonzero_descale(args.cache.k_descale[sequence, self.head_kv])
             self.v_descale = args.cache.v_descale[sequence, self.head_kv]
             if cfg.has_softcap:
@@ -226,7 +226,7 @@ def load(
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
     if work.block_iter.exists(pos):
         n_block = work.block_iter.block(pos)
-        if const_expr(cfg.has_8bit_kv):
+        if const_expr(cfg.converts_kv):
             arguments = copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype
             if const_expr(cfg.cache.has_scaled_rows):  # V is read from K
                 first = 0 if const_expr(x is work.k) else work.v_slice * cfg.dim_v

@@ -42,7 +42,7 @@ class AppendConfig:
     kv_8bit_dtype: torch.dtype | None
 
     @property
-    def has_8bit_kv(self) -> bool:
+    def converts_kv(self) -> bool:
         return self.kv_8bit_dtype is not None
 
     @property
@@ -141,8 +141,8 @@ class _Append(Program[AppendConfig]):
             page = cutlass.max(cutlass.min(page, x.k_cache.shape[0] - 1), 0)
             k, v = (_head_row(tensor, x.cu_seqlens_k, seq, step, row, head) for tensor in (x.k, x.v))
             to_k, to_v = (cache[(page, slot, head, None)] for cache in (x.k_cache, x.v_cache))
-            k_descale = x.k_descale[seq, head] if const_expr(cfg.has_8bit_kv) else None
-            v_descale = x.v_descale[seq, head] if const_expr(cfg.has_8bit_kv) else None
+            k_descale = x.k_descale[seq, head] if const_expr(cfg.converts_kv) else None
+            v_descale = x.v_descale[seq, head] if const_expr(cfg.converts_kv) else None
             if const_expr(cfg.has_scaled_rows):
                 put_scaled_row(k, to_k, lane)
             elif const_expr(cfg.rotary is not None):
@@ -156,7 +156,7 @@ class _Append(Program[AppendConfig]):
 
     def fake_args(self, cfg: AppendConfig) -> tuple:
         dtype, has_rotary = jit.dsl_dtype(cfg.dtype), cfg.rotary is not None
-        cache_dtype, cache_align = (Uint8, 1) if cfg.has_8bit_kv else (dtype, 2)
+        cache_dtype, cache_align = (Uint8, 1) if cfg.converts_kv else (dtype, 2)
         rotary_dtype = jit.dsl_dtype(cfg.rotary) if has_rotary else None
 
         def fake(kind: Any, rank: int, align: int = 2, exists: bool = True) -> cute.Tensor | None:
@@ -169,7 +169,7 @@ class _Append(Program[AppendConfig]):
         k, v = (fake(dtype, 3 if cfg.varlen_k else 4) for _ in range(2))
         k_cache, v_cache = (fake(cache_dtype, 4, cache_align) for _ in range(2))
         cos, sin = (fake(rotary_dtype, 2, exists=has_rotary) for _ in range(2))
-        k_descale, v_descale = (fake(Float32, 2, 4, cfg.has_8bit_kv) for _ in range(2))
+        k_descale, v_descale = (fake(Float32, 2, 4, cfg.converts_kv) for _ in range(2))
         tensors = AppendTensors(
             q, rotated, k, v, k_cache, v_cache, fake_ints(True), fake_ints(True),
             fake_ints(has_rotary and cfg.varlen_q), fake_ints(cfg.varlen_k), cos, sin,

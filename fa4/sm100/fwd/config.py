@@ -64,7 +64,7 @@ class Sm100ForwardConfig(ForwardVariant):
         if self.rows_per_query != self.packed_heads and not self.direct_store:
             raise ValueError(f"{self.packed_heads} packed heads do not divide {LANES}, and O is not stored directly")
         is_simple = self.direct_store and self.q_tiles == self.per_sm == 1
-        if (self.has_8bit_kv or self.kv_load is KvLoad.GATHER) and not is_simple:
+        if (self.converts_kv or self.kv_load is KvLoad.GATHER) and not is_simple:
             raise ValueError("a CTA that converts or gathers keys takes one Q tile, stores O directly, shares no SM")
         if self.kv_load is KvLoad.GATHER and (self.kv8_stages or self.kv_stages) < 6:
             raise ValueError("the gather role needs six stages: three key blocks of K and V")
@@ -185,7 +185,7 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def kv8_stages(self) -> int:
         """Stages of the ring of 8-bit K and V: all shared memory that the 16-bit ring leaves, at most 16."""
-        if not self.has_8bit_kv:
+        if not self.converts_kv:
             return 0
         used = self.q_tiles * self.q_tile.nbytes + self.kv_stages * self.kv_stage_bytes
         return min(self._smem_left(used) // self.kv8_stage_bytes, 16)
@@ -216,7 +216,7 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def kv_stages(self) -> int:
         """Stages of the ring that K and V share."""
-        if self.has_8bit_kv:
+        if self.converts_kv:
             return UPCONVERTED_STAGES
         if self.direct_store:
             return min(self._kv_stages(self.q_tiles * self.q_tile.nbytes), 16)

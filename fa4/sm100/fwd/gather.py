@@ -23,7 +23,7 @@ from .work import Queue, key_block
 @cute.jit
 def gather(context: Sm100ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
-    if const_expr(cfg.has_8bit_kv):
+    if const_expr(cfg.converts_kv):
         kv, base, stage_bytes = produce(ends.gather_convert_KV), smem.address("KV bytes"), cfg.kv8_stage_bytes
     else:
         kv, base, stage_bytes = produce(ends.gather_mma_KV), smem.address("KV"), cfg.kv_stage_bytes

@@ -51,7 +51,7 @@ def roles(cfg: Sm100ForwardConfig) -> RoleTable:
     first = 4 * cfg.q_tiles
     correction_role = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
     warpgroups = [correction_role]
-    for name, body, exists in (("convert", convert, cfg.has_8bit_kv), ("gather", gather, cfg.kv_load is KvLoad.GATHER)):
+    for name, body, exists in (("convert", convert, cfg.converts_kv), ("gather", gather, cfg.kv_load is KvLoad.GATHER)):
         if exists:
             end = warpgroups[-1].warps[1]
             warpgroups.append(Role(name, warps=(end, end + 4), regs=HELPER_REGS, body=body))
@@ -106,7 +106,7 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
     loader, filled = ("gather", By.WARP) if cfg.kv_load is KvLoad.GATHER else ("load", By.TMA)
     kv: tuple[Channel, ...]
-    if cfg.has_8bit_kv:
+    if cfg.converts_kv:
         raw = f"{loader}_convert_KV", loader, "convert", filled, By.WARP, cfg.kv8_stages
         converted = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages
         kv = Channel(*raw, Carries.ASYNC_SMEM), Channel(*converted, Carries.ASYNC_SMEM)
@@ -155,7 +155,7 @@ def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
-        *((Region("KV bytes", cfg.kv8_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.has_8bit_kv else ()),
+        *((Region("KV bytes", cfg.kv8_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.converts_kv else ()),
         *(() if cfg.out_store is OutStore.DIRECT else (out,)),
         *((Region("P", cfg.p_bytes, align=1024),) if cfg.p_in_smem else ()),
         *(() if cfg.p_in_smem else (Region("scale", cfg.s_stages * cfg.rows_bytes),)),

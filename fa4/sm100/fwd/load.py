@@ -31,7 +31,7 @@ def load(context: Sm100ForwardContext):
     if const_expr(context.cfg.kv_load is KvLoad.GATHER):
         load_q_only(context, ends, q)
     else:
-        kv = produce(ends.load_convert_KV if const_expr(context.cfg.has_8bit_kv) else ends.load_mma_KV)
+        kv = produce(ends.load_convert_KV if const_expr(context.cfg.converts_kv) else ends.load_mma_KV)
         load_qkv(context, ends, q, kv)
 
 
@@ -137,6 +137,6 @@ def load_v(context: Sm100ForwardContext, work: Work, block: Int32, kv: Cursor):
 
 def kv_ptr(context: Sm100ForwardContext, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
-    if cfg.has_8bit_kv:
+    if cfg.converts_kv:
         return context.smem.pointer("KV bytes", Uint8) + stage * cfg.kv8_stage_bytes
     return context.smem.pointer("KV", cfg.loaded_dtype) + stage * cfg.elements(cfg.kv_stage_bytes)

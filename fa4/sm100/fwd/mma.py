@@ -241,7 +241,7 @@ def issue_s(context: Sm100ForwardContext, addresses: TmemAddresses, s: Cursor, k
 
 def kv_end(cfg: Sm100ForwardConfig, ends: Ends) -> End:
     """Channel end that supplies K and V."""
-    if cfg.has_8bit_kv:
+    if cfg.converts_kv:
         return ends.convert_mma_KV
     return ends.gather_mma_KV if cfg.kv_load is KvLoad.GATHER else ends.load_mma_KV
 

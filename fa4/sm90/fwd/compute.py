@@ -57,7 +57,7 @@ def compute(context: Sm90ForwardContext):
     consumer = ForwardConsumer(context, warp // WARPS_PER_WARPGROUP)
     softmax = Softmax(context)
     q = consume(ends.load_compute_Q, Lane(consumer.index, cfg.consumers))
-    if const_expr(cfg.has_8bit_kv):
+    if const_expr(cfg.converts_kv):
         k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
     elif const_expr(cfg.kv_load is KvLoad.GATHER):
         k, v = consume(ends.gather_compute_K), consume(ends.gather_compute_V)

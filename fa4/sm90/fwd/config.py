@@ -141,15 +141,15 @@ class Sm90ForwardConfig(ForwardVariant):
     def kv_load(self) -> KvLoad:
         """8-bit rows that do not pass through shared memory are fetched."""
         kv_load = super(Sm90ForwardConfig, self).kv_load
-        return KvLoad.FETCH if kv_load is KvLoad.GATHER and self.has_8bit_kv and not self.kv8_stages else kv_load
+        return KvLoad.FETCH if kv_load is KvLoad.GATHER and self.converts_kv and not self.kv8_stages else kv_load
 
     @property
     def helpers(self) -> Helpers:
         if self.kv_load is KvLoad.FETCH:
             return Helpers.FETCHING
         if self.kv_load is KvLoad.GATHER:
-            return Helpers.BOTH if self.has_8bit_kv else Helpers.ONE
-        if self.has_8bit_kv:
+            return Helpers.BOTH if self.converts_kv else Helpers.ONE
+        if self.converts_kv:
             return Helpers.ONE
         return Helpers.NONE if self.pieces == 1 else Helpers.PIECES
 
@@ -181,7 +181,7 @@ class Sm90ForwardConfig(ForwardVariant):
         to registers frees its buffer at once, so 1 is enough."""
         if self.holds_q:
             return 1
-        least = STAGES_OF_GATHERED if self.kv_load is KvLoad.GATHER and not self.has_8bit_kv else 2
+        least = STAGES_OF_GATHERED if self.kv_load is KvLoad.GATHER and not self.converts_kv else 2
         return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= least else 1
 
     @property

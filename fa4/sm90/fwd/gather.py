@@ -23,7 +23,7 @@ from .work import Queue
 @cute.jit
 def gather(context: Sm90ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
-    if const_expr(cfg.has_8bit_kv):
+    if const_expr(cfg.converts_kv):
         k, v = produce(ends.gather_convert_K), produce(ends.gather_convert_V)
         k_base, v_base = smem.address("K bytes"), smem.address("V bytes")
     else:

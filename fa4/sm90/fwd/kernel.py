@@ -28,7 +28,7 @@ def roles(cfg: Sm90ForwardConfig) -> RoleTable:
     end = cfg.consumers * WARPS_PER_WARPGROUP
     compute_regs, load_regs, helper_regs = cfg.regs
     table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, instances=cfg.consumers)]
-    helpers = ("convert", convert, cfg.has_8bit_kv), ("gather", gather, cfg.kv_load is KvLoad.GATHER)
+    helpers = ("convert", convert, cfg.converts_kv), ("gather", gather, cfg.kv_load is KvLoad.GATHER)
     for name, body, is_used in helpers:
         if is_used:
             table.append(Role(name, warps=(end, end + WARPS_PER_WARPGROUP), regs=helper_regs, body=body))
@@ -47,7 +47,7 @@ def channels(cfg: Sm90ForwardConfig) -> ChannelTable:
     shared = (cfg.ctas, ClusterSharing.MULTICAST) if cfg.ctas > 1 else ()
     kv_channels: list[Channel] = []
     for x in ("K", "V"):
-        if cfg.has_8bit_kv:
+        if cfg.converts_kv:
             if cfg.kv_load is not KvLoad.FETCH:
                 fp8_ring = f"{source}_convert_{x}", source, "convert", filled_by, By.WARP, cfg.kv8_stages
                 kv_channels.append(Channel(*fp8_ring, memory))

@@ -32,7 +32,7 @@ def load(context: Sm90ForwardContext):
     q = [produce(ends.load_compute_Q, Lane(consumer, cfg.consumers)) for consumer in range(cfg.consumers)]
     if const_expr(cfg.kv_load is not KvLoad.TMA):
         load_q_only(context, q)
-    elif const_expr(cfg.has_8bit_kv):
+    elif const_expr(cfg.converts_kv):
         load_qkv(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V), load_k, load_v)
     else:
         load_qkv(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V), load_k, load_v)
@@ -102,7 +102,7 @@ def load_block(context: Sm90ForwardContext, name: str, work: Work, block: Int32,
     """Load a block of K ("k") or V ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
-    region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.has_8bit_kv else (name.upper(), cfg.dtype)
+    region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.converts_kv else (name.upper(), cfg.dtype)
     ptr = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
     cursor.wait()
     cursor.expect_tx(tma.tile.nbytes)

@@ -26,7 +26,7 @@ from .load import load
 def roles(cfg: LatentConfig) -> RoleTable:
     """The load role is a warp or, for 8-bit rows, a warpgroup that converts them."""
     end = HALVES * WARPS_PER_WARPGROUP
-    if cfg.has_8bit_kv:
+    if cfg.converts_kv:
         regs, loading = 208, Role("load", warps=(end, end + WARPS_PER_WARPGROUP), regs=88, body=convert)
     else:
         regs, loading = 240, Role("load", warps=(end, end + 1), regs=24, body=load)
@@ -46,7 +46,7 @@ def channels(cfg: LatentConfig) -> ChannelTable:
     block takes the place of its tail, which is free when the other warpgroup has released its part of V, and with it P.
     """
     memory, both = Carries.ASYNC_SMEM, ("even", "odd")
-    filled = By.WARP if cfg.has_8bit_kv else By.TMA
+    filled = By.WARP if cfg.converts_kv else By.TMA
     sides = {"even": "left", "odd": "right"}  # the columns of V of each
     others = {"even": "odd", "odd": "even"}
     parts = [

@@ -54,7 +54,7 @@ class WidestConfig(FetchingVariant):
         return Tile(CTA_ROWS, self.head_dim_v, pieces=self._pieces(CTA_ROWS))
 
     def _pieces(self, keys: int) -> int:
-        return 1 if self.cache is None or self.has_8bit_kv else self.cache.pieces(keys)
+        return 1 if self.cache is None or self.converts_kv else self.cache.pieces(keys)
 
     @property
     def p_tile(self) -> Tile:

@@ -30,9 +30,9 @@ from .softmax import softmax
 def roles(cfg: WidestConfig) -> RoleTable:
     """Roles; a warpgroup converts 8-bit rows."""
     warpgroups = [Role("softmax", warps=(0, 4), regs=240, body=softmax)]
-    if cfg.has_8bit_kv:
+    if cfg.converts_kv:
         warpgroups.append(Role("convert", warps=(4, 8), regs=208, body=convert))
-    first, regs = warpgroups[-1].warps[1], 56 if cfg.has_8bit_kv else 80
+    first, regs = warpgroups[-1].warps[1], 56 if cfg.converts_kv else 80
     mma_role = Role("mma", warps=(first, first + 1), regs=regs, body=mma)
     return RoleTable((*warpgroups, mma_role, Role("load", warps=(first + 1, first + 2), regs=regs, body=load)))
 
@@ -49,7 +49,7 @@ def channels(cfg: WidestConfig) -> ChannelTable:
         return Channel(name, producer, consumer, filled, freed, stages, carries, PAIR, ClusterSharing.PAIR)
 
     smem, both = Carries.ASYNC_SMEM, Carries.ASYNC_SMEM | Carries.TMEM
-    loader, filled = ("convert", By.WARP) if cfg.has_8bit_kv else ("load", By.TMA)
+    loader, filled = ("convert", By.WARP) if cfg.converts_kv else ("load", By.TMA)
     # Implied: a P is full when softmax has read its S, and S of the block after next follows the product with it.
     q: tuple[Channel, ...] = (shared("load_mma_Q", "load", "mma", By.TMA, ONCE, 1, smem),)
     if cfg.scales_q:

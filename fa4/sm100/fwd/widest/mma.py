@@ -30,7 +30,7 @@ def mma(context: WidestContext):
 @cute.jit
 def issue(context: WidestContext, ends: cutlass.Constexpr[Ends], count: Int32):
     base = tmem.base(context.smem)
-    kv = consume(ends.convert_mma_KV if const_expr(context.cfg.has_8bit_kv) else ends.load_mma_KV)
+    kv = consume(ends.convert_mma_KV if const_expr(context.cfg.converts_kv) else ends.load_mma_KV)
     s, p = produce(ends.mma_softmax_S), consume(ends.softmax_mma_P)
     consume(ends.softmax_mma_Q if const_expr(context.cfg.scales_q) else ends.load_mma_Q).wait()
     kv = issue_s(context, base, kv, s)

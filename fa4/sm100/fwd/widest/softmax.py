@@ -65,7 +65,7 @@ def softmax(context: WidestContext):
     norm, lse = normalise(context, work, row, query, row_max_scaled, total, p_max)
     if const_expr(cfg.has_dropout):
         norm = norm * context.args.mods.dropout.scale
-    if const_expr(cfg.has_8bit_kv):
+    if const_expr(cfg.converts_kv):
         norm = norm * scales.v_descale
     if is_written(cfg, work, row) & (half_of_warp() == 0):
         result(context, "lse", work)[row_coord_of(cfg, row), 0] = lse
