@@ -67,7 +67,7 @@ def recorded(file: Path) -> Iterator[AheadProblem | AppendProblem]:
 
 def _with_dtypes(fields: dict[str, Any]) -> dict[str, Any]:
     """Convert names of dtypes to dtypes."""
-    names = ("dtype", "rotary", "kv_8bit_dtype")
+    names = ("dtype", "rotary", "converted_dtype")
     return fields | {name: getattr(torch, fields[name]) for name in names if fields.get(name) is not None}
 
 

@@ -14,7 +14,7 @@ from ..mods.frontend.call import MaskMod, ScoreMod
 from ..mods.ir.record import Mods
 from ..runtime import dispatch
 from ..runtime.device import chip_of
-from ..runtime.spec import ALL_BYTES, AttentionInputs, AttentionSpec, Cache, Flags
+from ..runtime.spec import CONVERTED, AttentionInputs, AttentionSpec, Cache, Flags
 from ..torch_ops import checks, jagged, low_precision, mod_ops, recipes
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
@@ -78,7 +78,7 @@ def explain(
     descales, is_8bit = (q_descale, k_descale, v_descale), getattr(q, "dtype", None) in recipes.EIGHT_BIT
     if not is_8bit:
         q, k, v = cast_all(q, k, v)
-    has_factors = any(x is not None for x in descales) and getattr(k, "dtype", None) not in ALL_BYTES
+    has_factors = any(x is not None for x in descales) and getattr(k, "dtype", None) not in CONVERTED
     if is_8bit or precision is not None or has_factors:
         low_precision.check_operands(q, k, v, precision, descales)
     if is_8bit:
@@ -91,7 +91,7 @@ def explain(
     cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
     options = checks.Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
     if cache is not None or cache_seqlens is not None:
-        _check_cache(q, k, v, cache or Cache(), cache_seqlens, cu_seqlens_q, q_factor)
+        _check_cache(q, k, v, cache or Cache(), cache_seqlens, cu_seqlens_q, (k_descale, v_descale, q_factor))
         flags = checks.flags(q, k, v, learnable_sink, options)
         longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0]) if packed else q.shape[1]
         longest_k = k.shape[1] if cache is None else cache.capacity(k)
@@ -158,12 +158,13 @@ def _check_cache(
     cache: Cache,
     cache_seqlens: int | Tensor | None,
     cu_seqlens_q: Tensor | None,
-    q_descale: Tensor | None,
+    descales: tuple[Tensor | None, ...],
 ) -> None:
     """Run the checks of `flash_attn_with_kvcache`, with k and v in place of k_cache and v_cache in messages."""
     tensors = cache_checks.Tensors(
         q, k, v, cache_seqlens=cache_seqlens, cache_batch_idx=cache.batch_idx, cache_leftpad=cache.leftpad,
-        page_table=cache.page_table, cu_seqlens_q=cu_seqlens_q, q_descale=q_descale,
+        page_table=cache.page_table, cu_seqlens_q=cu_seqlens_q,
+        **dict(zip(("k_descale", "v_descale", "q_descale"), descales)),
     )  # fmt: skip
     if cu_seqlens_q is not None:
         checks.check_int32("cu_seqlens_q", cu_seqlens_q, q, None)
@@ -176,5 +177,5 @@ def _check_cache(
 def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:
     """Return the cache that k is, or None if k is a padded or packed batch."""
     are_tensors = isinstance(q, Tensor) and isinstance(k, Tensor)
-    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype in ALL_BYTES)
+    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype in CONVERTED)
     return cache if has_own_layout or any(x is not None for x in cache) else None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..kvcache import flash_attn_with_kvcache
 from ..runtime import scaled_rows
-from ..runtime.spec import ALL_BYTES
+from ..runtime.spec import BYTES
 from ..torch_ops import checks
 
 __all__ = ["Metadata", "flash_mla_with_kvcache", "get_mla_metadata"]
@@ -88,7 +88,7 @@ def flash_mla_with_kvcache(
     checks.check_plain("k_cache", k_cache, q, like="q")
     columns = k_cache.shape[-1] if k_cache.ndim else 0
     if checks.boolean("is_fp8_kvcache", is_fp8_kvcache, "a bool"):
-        if columns != scaled_rows.BYTES_OF_ROW or k_cache.dtype not in ALL_BYTES:
+        if columns != scaled_rows.BYTES_OF_ROW or k_cache.dtype not in (*BYTES, scaled_rows.DTYPE):
             raise ValueError(
                 f"k_cache has dtype {k_cache.dtype} and shape {checks.shown(k_cache)}, expected 8 bits and "
                 f"{scaled_rows.BYTES_OF_ROW} columns to go with is_fp8_kvcache"

@@ -5,27 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..runtime import scaled_rows
 from ..runtime.spec import AttentionInputs
+from .keys import key_tiles
 from .modified import ModifiedCall, mask_of
 from .passes import Pass
 from .products import add_product
 from .scores import finite_or_zero, scores
-from .tiles import load_k, load_q, store_q, store_rows
+from .tiles import load_q, store_q, store_rows
 
 
 def forward_pass(part: Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, modified: ModifiedCall | None) -> None:
     spec, dtype = part.spec, lse.dtype
-    q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
-    if spec.cache is not None and spec.cache.has_scaled_rows:
-        k_view = scaled_rows.values(k_view)
-        v_view = k_view[..., : spec.head_dim_v]
-    elif part.cache is not None and part.cache.k_descale is not None and part.cache.v_descale is not None:
-        descales = part.cache.k_descale, part.cache.v_descale
-        k_view, v_view = (
-            x.to(dtype) * descale[part.first_sequence, part.heads, None].to(dtype)
-            for x, descale in zip((k_view, v_view), descales)
-        )
+    q_view, load_kv = part.q_view(inputs.q), key_tiles(part, inputs, dtype)
     out_view, lse_view = part.q_view(out), part.row_view(lse)
     mask = mask_of(part, modified)
     for q_rows in mask.query_tiles():
@@ -33,7 +24,7 @@ def forward_pass(part: Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, 
         row_max = q.new_full((q.shape[0], q.shape[1], 1), -torch.inf)
         row_sum, acc = torch.zeros_like(row_max), q.new_zeros(q.shape[0], q.shape[1], spec.head_dim_v)
         for k_rows in mask.keys(q_rows):
-            k, v = load_k(k_view, k_rows, dtype), load_k(v_view, k_rows, dtype)
+            k, v = load_kv(k_rows)
             s, _ = scores(q, k, part, modified, mask, q_rows, k_rows)
             old_row_max, row_max = row_max, torch.maximum(row_max, s.amax(dim=2, keepdim=True))
             # A row without a visible key so far has row_max -inf: subtract 0 instead, so that p is 0 and not NaN.

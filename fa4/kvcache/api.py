@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..runtime import scaled_rows
-from ..runtime.spec import ALL_BYTES, AttentionInputs, Cache
+from ..runtime import nvfp4, scaled_rows
+from ..runtime.spec import CONVERTED, AttentionInputs, Cache
 from ..runtime.torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
 from ..torch_ops import checks as common
 from ..torch_ops import mod_ops, out_8bit
@@ -74,9 +74,10 @@ def flash_attn_with_kvcache(
 
     Args:
         q: (batch, seqlen_q, heads_q, head_dim); with cu_seqlens_q packed, (total_q, heads_q, head_dim). float8_e4m3fn
-            with an 8-bit cache: it is converted to bfloat16, exactly, and counts as such.
+            with a cache of 8 or 4 bits: it is converted to bfloat16, exactly, and counts as such.
         k_cache: (batch, rows, heads_kv, head_dim), or with page_table (pages, rows of a page, heads_kv, head_dim); q's
-            dtype, or float8_e4m3fn or int8. uint8: rows of 656 bytes, see `fa4.mla_attention_with_kvcache`.
+            dtype, or float8_e4m3fn or int8; or float4_e2m1fn_x2 with head_dim / 2 bytes a row (NVFP4), as
+            `fa4.quantize(..., "nvfp4")` returns it. uint8: rows of 656 bytes, see `fa4.mla_attention_with_kvcache`.
         v_cache: the same with head_dim_v columns; of 656-byte rows k_cache[..., :512].
         k, v: (batch, new rows, heads_kv, head_dim or head_dim_v) in q's dtype; with cu_seqlens_k_new packed.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2), q's dtype or float32: rotate k by its row index in the
@@ -95,7 +96,9 @@ def flash_attn_with_kvcache(
             size the launch and never change results. max_seqlen_q may be a 0-dim tensor. None, or a tensor on an
             accelerator (reading it would synchronise), means total_q, and all rows.
         q_descale, k_descale, v_descale: float32 factors on 8-bit q, K and V: one, (heads_kv,) or (batch, heads_kv);
-            finite, 0 or more. New rows are divided by the factor, rounded, and clamped to the cache's range.
+            finite, 0 or more. New rows are divided by the factor, rounded, and clamped to the cache's range. With an
+            NVFP4 cache k_descale and v_descale are its scales, float8_e4m3fn, shaped like the cache with head_dim / 16
+            columns; new rows and their scales are written as `fa4.quantize` would.
         out_descale: as in `flash_attn_func`: out becomes float8_e4m3fn.
         num_splits: number of parts that a sequence's keys are split into, for more CTAs in flight; 0 leaves it to the
             backend. It changes results by rounding only. Backends without split-KV treat it as 1.
@@ -105,8 +108,8 @@ def flash_attn_with_kvcache(
     Values of lengths, page numbers and factors are checked on a CPU; on other devices only with FA4_CHECK_LENGTHS=1,
     which synchronises.
 
-    Under `torch.autocast`, q, k and v are cast to autocast's dtype if the caches have it or are 8-bit. Caches are never
-    converted, because new rows are written there.
+    Under `torch.autocast`, q, k and v are cast to autocast's dtype if the caches have it, or 8 or 4 bits. Caches are
+    never converted, because new rows are written there.
 
     `torch.func.vmap` maps calls on whole caches that pass q, k_cache and v_cache only.
 
@@ -129,7 +132,7 @@ def flash_attn_with_kvcache(
         out_8bit.check(out_descale, {"q": q})
     q = checks.widened_queries(q, k_cache, q_descale)
     if autocast_anywhere() and isinstance(q, Tensor):
-        are_cast = getattr(k_cache, "dtype", None) in (autocast_dtype(q), *ALL_BYTES)
+        are_cast = getattr(k_cache, "dtype", None) in (autocast_dtype(q), *CONVERTED)
         q, k, v = cast_all(q, k, v) if are_cast else (q, k, v)
     t = checks.Tensors(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
@@ -156,7 +159,8 @@ def flash_attn_with_kvcache(
         check_values(t, cached.flags, sizes, table)
 
     seqlens = _seqlens(t)
-    if k_cache.dtype in ALL_BYTES:
+    is_nvfp4 = k_cache.dtype is nvfp4.DTYPE
+    if k_cache.dtype in CONVERTED and not is_nvfp4:
         k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
     scores_descale = k_descale if q_descale is None else k_descale * _descale(t, q_descale)  # q's is one of the scores
     layout = Cache(page_table, cache_batch_idx, cache_leftpad, scores_descale, v_descale)
@@ -176,10 +180,12 @@ def flash_attn_with_kvcache(
         if backend != "auto" and not by_operator and not cached.has_run:
             spec_and_plan(inputs, flags, mods, layout)  # refuse an unsuitable backend before rows are written
         same_position = flags.window_left is None and flags.window_right is None
+        factors, scales = (k_descale, v_descale), (None, None)
+        if is_nvfp4:
+            factors, scales = scales, factors
         new = AppendArguments(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
-            page_table, cache_batch_idx, k_descale, v_descale, bool(rotary_interleaved), same_position,
-            backend,
+            page_table, cache_batch_idx, *factors, bool(rotary_interleaved), same_position, backend, *scales,
         )  # fmt: skip
         q, seqlens = append_by_operator(new) if by_operator else cached.append(new)
         inputs = inputs._replace(q=q, seqused_k=seqlens)

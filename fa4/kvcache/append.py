@@ -7,12 +7,12 @@ GPU that converts to it (sm_89 and newer). Other dtypes and devices, and backend
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from ..runtime import recording, scaled_rows
+from ..runtime import nvfp4, recording, scaled_rows
 from ..runtime.device import Chip, chip_of
 from ..runtime.memory import maker
 from ..runtime.spec import Cache, compute_dtype
@@ -26,8 +26,9 @@ class Append:
     """Append operation for all calls with the same shapes, dtypes, device and options."""
 
     def __init__(self, a: AppendArguments) -> None:
-        chip, least = chip_of(a.q.device), 80 if a.kv_8bit_dtype in (None, torch.int8) else 89
-        by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and chip.compiles
+        chip, least = chip_of(a.q.device), 80 if a.converted_dtype in (None, torch.int8) else 89
+        has_kernel = a.converted_dtype is not nvfp4.DTYPE and chip.number >= least and chip.compiles
+        by_kernel = a.backend != "torch" and a.q.dtype in _HALF and has_kernel
         self._launch = _launcher(a, chip) if by_kernel else None
         device = a.q.device
         self._device = device_to_enter(device)
@@ -44,7 +45,7 @@ class Append:
                 return self(a)
         seqlens, rotated = self._seqlens(), None if self._rotated is None else self._rotated()
         caches = a.k_cache, a.v_cache
-        if a.kv_8bit_dtype is not None:
+        if a.converted_dtype is not None:
             caches = a.k_cache.view(torch.uint8), a.v_cache.view(torch.uint8)
         rotates = rotated is not None
         queries = (a.q, rotated, a.cu_seqlens_q) if rotates else (None, None, None)
@@ -61,7 +62,7 @@ def _launcher(a: AppendArguments, chip: Chip) -> Callable[..., None]:
     cfg = AppendConfig(
         a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,
         None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
-        a.interleaved, a.same_position, a.kv_8bit_dtype,
+        a.interleaved, a.same_position, a.converted_dtype,
     )  # fmt: skip
     recording.append(cfg, chip)
     return launcher(cfg, chip)
@@ -78,14 +79,29 @@ def append_in_torch(a: AppendArguments) -> tuple[Tensor | None, Tensor]:
     k = a.k.reshape(-1, *a.k.shape[-2:])
     if a.cos is not None and a.sin is not None:
         k = rotate(k, a.cos, a.sin, a.positions[sequence] + step, a.interleaved)
-    if a.kv_8bit_dtype == scaled_rows.DTYPE:
-        a.k_cache[index[0][exists], index[1][exists]] = scaled_rows.quantised(k)[exists]
-        return _rotated_queries(a), _rows_after(a, capacity)
-    for cache, x, descale in ((a.k_cache, k, a.k_descale), (a.v_cache, a.v.reshape(-1, *a.v.shape[-2:]), a.v_descale)):
-        if descale is not None:
-            x = quantised(x.float() / descale[sequence][..., None], cache.dtype)
-        cache[index[0][exists], index[1][exists]] = x[exists].to(cache.dtype)
+    for target, rows in _stored(a, k, a.v.reshape(-1, *a.v.shape[-2:]), sequence):
+        target[index[0][exists], index[1][exists]] = rows[exists]
     return _rotated_queries(a), _rows_after(a, capacity)
+
+
+def _stored(a: AppendArguments, k: Tensor, v: Tensor, sequence: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield tensors that get new rows, and these rows as they are stored. k, v: (rows, heads, dim). sequence: of each
+    row."""
+    if a.converted_dtype == scaled_rows.DTYPE:
+        yield a.k_cache, scaled_rows.quantised(k)
+        return
+    for cache, x, descale, scales in (
+        (a.k_cache, k, a.k_descale, a.k_scales),
+        (a.v_cache, v, a.v_descale, a.v_scales),
+    ):
+        if scales is not None:
+            codes, new_scales = nvfp4.quantised(x)
+            yield cache.view(torch.uint8), codes
+            yield scales, new_scales
+        elif descale is not None:
+            yield cache, quantised(x.float() / descale[sequence][..., None], cache.dtype)
+        else:
+            yield cache, x.to(cache.dtype)
 
 
 def quantised(x: Tensor, dtype: torch.dtype) -> Tensor:

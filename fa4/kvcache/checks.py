@@ -7,12 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..runtime import scaled_rows
-from ..runtime.spec import ALL_BYTES, BYTES, Cache
+from ..runtime import nvfp4, scaled_rows
+from ..runtime.spec import BYTES, CONVERTED, Cache
 from ..runtime.torch_internals import carries_tangent, is_mapped
-from ..torch_ops.checks import check_dtype, check_int32, check_plain, shown
+from ..torch_ops.checks import check_dtype, check_e2m1_scales, check_int32, check_plain, shown
 
 _BYTES_SHOWN = " or ".join(map(str, BYTES))
+_NARROW = (*BYTES, nvfp4.DTYPE)
+_NARROW_SHOWN = ", ".join(map(str, BYTES)) + f" or {nvfp4.DTYPE}"
 
 
 class Tensors(NamedTuple):
@@ -46,18 +48,19 @@ class Tensors(NamedTuple):
 
 
 def widened_queries(q: Tensor, k_cache: Tensor, q_descale: Tensor | None) -> Tensor:
-    """Return e4m3 queries in bfloat16, which holds them exactly: kernels convert keys of 8 bits, not queries.
+    """Return e4m3 queries in bfloat16, which holds them exactly: kernels convert keys of 8 or 4 bits, not queries.
 
     Raises:
-        TypeError: q is e4m3 and the cache is not of 8 bits, or q_descale is given with another q.
+        TypeError: q is e4m3 and the cache is not of 8 or 4 bits, or q_descale is given with another q.
     """
     dtype, of_cache = getattr(q, "dtype", None), getattr(k_cache, "dtype", None)
     if dtype is not torch.float8_e4m3fn:
         if q_descale is not None:
             raise TypeError(f"q_descale is given with q of dtype {dtype}, expected torch.float8_e4m3fn")
         return q
-    if of_cache not in BYTES:
-        raise TypeError(f"q has dtype {dtype} with a k_cache of dtype {of_cache}, expected {_BYTES_SHOWN} of the cache")
+    if of_cache not in _NARROW:
+        expected = f"expected {_NARROW_SHOWN} of the cache"
+        raise TypeError(f"q has dtype {dtype} with a k_cache of dtype {of_cache}, {expected}")
     return q.to(torch.bfloat16)
 
 
@@ -99,15 +102,18 @@ def _check_cache(t: Tensors) -> None:
     axes = "(batch, rows, heads, head_dim)" if t.page_table is None else "(pages, rows of a page, heads, head_dim)"
     for name, x in (("k_cache", t.k_cache), ("v_cache", t.v_cache)):
         _check_tensor(name, x, t.q, 4, axes)
-        if x.dtype not in (t.q.dtype, *ALL_BYTES):
-            raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q, or {_BYTES_SHOWN}")
+        if x.dtype not in (t.q.dtype, *CONVERTED):
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q, or {_NARROW_SHOWN}")
         if x.dtype != t.k_cache.dtype:
             raise TypeError(f"{name} has dtype {x.dtype}, expected {t.k_cache.dtype} like k_cache")
     k, v = t.k_cache, t.v_cache
     if k.dtype is scaled_rows.DTYPE:
         _check_scaled_rows(t)
-    elif k.shape[3] != t.q.shape[-1]:
-        raise ValueError(f"k_cache has shape {shown(k)}, expected (*, *, *, {t.q.shape[-1]}) to go with q {shown(t.q)}")
+    elif nvfp4.columns_of(k) != t.q.shape[-1]:
+        expected = f"(*, *, *, {t.q.shape[-1]})"
+        if k.dtype is nvfp4.DTYPE:
+            expected = f"two of q's columns a byte, (*, *, *, {t.q.shape[-1] // nvfp4.PER_BYTE}),"
+        raise ValueError(f"k_cache has shape {shown(k)}, expected {expected} to go with q {shown(t.q)}")
     if v.shape[:3] != k.shape[:3] or v.shape[3] == 0:
         raise ValueError(f"v_cache has shape {shown(v)}, expected {shown(k, 3, '*')} to go with k_cache {shown(k)}")
     if k.shape[2] == 0 or t.q.shape[-2] == 0 or t.q.shape[-2] % k.shape[2]:
@@ -184,12 +190,14 @@ def _check_new(t: Tensors) -> None:
         _check_tensor(name, x, t.q, 3 if packed else 4, axes)
         if x.dtype != t.q.dtype:
             raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q")
-        columns = t.q.shape[-1] if x is t.k else t.v_cache.shape[3]
+        columns = t.q.shape[-1] if x is t.k else nvfp4.columns_of(t.v_cache)
         if x.shape != (*t.k.shape[:-2], heads, columns) or (not packed and x.shape[0] != t.batch):
             rows = "*" if packed else f"{t.batch}, {'*' if x is t.k else t.k.shape[1]}"
             raise ValueError(f"{name} has shape {shown(x)}, expected ({rows}, {heads}, {columns})")
-    for name, cache in (("k_cache", t.k_cache), ("v_cache", t.v_cache)):
-        _check_memory(name, cache)
+    scales = (("k_descale", t.k_descale), ("v_descale", t.v_descale)) if t.k_cache.dtype is nvfp4.DTYPE else ()
+    for name, cache in (("k_cache", t.k_cache), ("v_cache", t.v_cache), *scales):
+        if cache is not None:
+            _check_memory(name, cache)
 
 
 def _check_memory(name: str, cache: Tensor) -> None:
@@ -236,6 +244,8 @@ def _check_rotary(t: Tensors) -> None:
 
 
 def _check_descales(t: Tensors) -> None:
+    if t.k_cache.dtype is nvfp4.DTYPE:
+        return _check_scales(t)
     heads = t.k_cache.shape[2]
     for name, x in (("q_descale", t.q_descale), ("k_descale", t.k_descale), ("v_descale", t.v_descale)):
         if x is None:
@@ -247,6 +257,19 @@ def _check_descales(t: Tensors) -> None:
             raise TypeError(f"{name} has dtype {x.dtype}, expected torch.float32")
         if x.shape not in ((), (1,), (heads,), (t.batch, heads)):
             raise ValueError(f"{name} has shape {shown(x)}, expected (), ({heads},) or ({t.batch}, {heads})")
+
+
+def _check_scales(t: Tensors) -> None:
+    """Check the scales of a cache of 4-bit numbers."""
+    if t.q_descale is not None:
+        raise ValueError(
+            f"q_descale is given with a cache of dtype {nvfp4.DTYPE}, whose scales have no place for it: multiply "
+            "softmax_scale by it"
+        )
+    for name, x, cache in (("k_descale", t.k_descale, t.k_cache), ("v_descale", t.v_descale, t.v_cache)):
+        check_e2m1_scales(name, x, f"{name[0]}_cache", cache)
+        if x is not None and x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise ValueError(f"{name} has stride {x.stride(-1)} on its last axis, expected 1: call {name}.contiguous()")
 
 
 def refuse_derivatives(t: Tensors, sink: Tensor | None) -> None:

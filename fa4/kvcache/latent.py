@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime import scaled_rows
-from ..runtime.spec import ALL_BYTES
+from ..runtime import nvfp4, scaled_rows
+from ..runtime.spec import BYTES
 from ..torch_ops import checks
 from ..torch_ops import latent as arguments
 from .api import flash_attn_with_kvcache
@@ -66,7 +66,12 @@ def mla_attention_with_kvcache(
     columns = q_nope.shape[-1] + q_rope.shape[-1]
     if kv_cache.ndim == 4 and kv_cache.shape[-2] == 1:
         kv_cache = kv_cache.squeeze(-2)
-    has_scaled_rows = kv_cache.dtype in ALL_BYTES and kv_cache.shape[-1:] == (scaled_rows.BYTES_OF_ROW,)
+    if kv_cache.dtype is nvfp4.DTYPE:
+        raise TypeError(
+            f"kv_cache has dtype {nvfp4.DTYPE}, expected {q_nope.dtype} or 8 bits: a row would have scales of its own"
+        )
+    is_bytes = kv_cache.dtype in (*BYTES, scaled_rows.DTYPE)
+    has_scaled_rows = is_bytes and kv_cache.shape[-1:] == (scaled_rows.BYTES_OF_ROW,)
     if has_scaled_rows:
         _check_scaled_rows(q_nope, q_rope, kv_descale)
         kv_cache = kv_cache.view(scaled_rows.DTYPE)

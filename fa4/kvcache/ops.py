@@ -62,6 +62,6 @@ def _append_fake(appended: AppendArguments) -> tuple[Tensor, Tensor]:
 
 ops.define(
     "append_to_cache", {"appended": AppendArguments}, "Tensor q, Tensor seqlens", _append, _append_fake,
-    writes=("k_cache", "v_cache"),
+    writes=("k_cache", "v_cache", "k_scales", "v_scales"),
 )  # fmt: skip
 ops.define("forward_with_cache", FORWARD_WITH_CACHE, "Tensor out, Tensor lse", _run, ops.fake_forward)

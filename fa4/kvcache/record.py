@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..runtime.spec import ALL_BYTES
+from ..runtime.spec import CONVERTED
 
 
 class AppendArguments(NamedTuple):
@@ -17,7 +17,8 @@ class AppendArguments(NamedTuple):
     in place. k, v: (batch, new rows, heads_kv, head_dim), packed (new rows, heads_kv, head_dim) with cu_seqlens_k_new.
     cache_seqlens: (batch,) int32, cache row of a sequence's first new row. cos, sin: (positions, rotary_dim / 2).
     rotary_seqlens: (batch,) int32, position of the first new row, if it differs from cache_seqlens. page_table,
-    batch_idx, leftpad, k_descale, v_descale: those of `spec.Cache`. interleaved: rotated pairs are neighbours, else
+    batch_idx, leftpad, k_descale, v_descale: those of `spec.Cache`, but for `nvfp4`, whose scales are k_scales and
+    v_scales: they are modified, too. interleaved: rotated pairs are neighbours, else
     columns i and i + rotary_dim / 2. same_position: all of a sequence's queries have the position of its first new row.
     backend: that of the call.
     """
@@ -40,6 +41,8 @@ class AppendArguments(NamedTuple):
     interleaved: bool = True
     same_position: bool = False
     backend: str = "auto"
+    k_scales: Tensor | None = None
+    v_scales: Tensor | None = None
 
     @property
     def batch(self) -> int:
@@ -51,6 +54,6 @@ class AppendArguments(NamedTuple):
         return self.cache_seqlens if self.rotary_seqlens is None else self.rotary_seqlens
 
     @property
-    def kv_8bit_dtype(self) -> torch.dtype | None:
-        """dtype of an 8-bit cache, else None."""
-        return self.k_cache.dtype if self.k_cache.dtype in ALL_BYTES else None
+    def converted_dtype(self) -> torch.dtype | None:
+        """dtype of a cache whose numbers are converted, else None."""
+        return self.k_cache.dtype if self.k_cache.dtype in CONVERTED else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..runtime import nvfp4
 from ..runtime.spec import AttentionInputs, Cache, Flags
 from ..torch_ops.checks import checks_lengths, lengths_of
 from .checks import Tensors
@@ -18,10 +19,12 @@ def check_values(t: Tensors, flags: Flags, max_seqlens: tuple[int, int], table: 
     passed page_table.
     """
     if t.k is not None and t.k_cache is t.v_cache:
-        raise ValueError(_SHARED)
+        raise ValueError(_SHARED.format("k_cache", "v_cache"))
     if checks_lengths(t.q.device.type):
         if t.k is not None:
             _check_memory(t.k_cache, t.v_cache)
+            if t.k_cache.dtype is nvfp4.DTYPE:
+                _check_memory(t.k_descale, t.v_descale, _SCALES)
         _check(t, flags.window_left is None and flags.window_right is None, max_seqlens, table)
 
 
@@ -29,6 +32,7 @@ def check_append(a: AppendArguments) -> None:
     """Check values in the append operator, because compiled code has no values before. `check_attention` checks left
     padding and length bounds, which are missing here."""
     _check_memory(a.k_cache, a.v_cache)
+    _check_memory(a.k_scales, a.v_scales, _SCALES)
     if not checks_lengths(a.q.device.type):
         return
     t = Tensors(
@@ -51,12 +55,13 @@ def check_attention(inputs: AttentionInputs, cache: Cache) -> None:
     _check(t, False, inputs.max_seqlens, "page_table")
 
 
-_SHARED = "k_cache and v_cache are the same memory, expected one of its own for each where new rows are appended"
+_SCALES = "k_descale", "v_descale"
+_SHARED = "{} and {} are the same memory, expected one of its own for each where new rows are appended"
 
 
-def _check_memory(k_cache: Tensor, v_cache: Tensor) -> None:
-    if k_cache.numel() and k_cache.data_ptr() == v_cache.data_ptr() and k_cache.shape == v_cache.shape:
-        raise ValueError(_SHARED)
+def _check_memory(k: Tensor | None, v: Tensor | None, names: tuple[str, str] = ("k_cache", "v_cache")) -> None:
+    if k is not None and v is not None and k.numel() and k.data_ptr() == v.data_ptr() and k.shape == v.shape:
+        raise ValueError(_SHARED.format(*names))
 
 
 def _check(t: Tensors, same_position: bool, max_seqlens: tuple[int, int], table: str) -> None:
@@ -154,7 +159,7 @@ def _check_positions(t: Tensors, before: list[int], new: list[int], queries: lis
 
 
 def _check_descale(name: str, x: Tensor | None) -> None:
-    if x is None:
+    if x is None or x.dtype is nvfp4.SCALE_DTYPE:  # any e4m3 number may be a scale
         return
     wrong = x[~(torch.isfinite(x) & (x >= 0))]
     if wrong.numel():

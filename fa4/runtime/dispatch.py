@@ -26,7 +26,14 @@ _E4M3_FEATURES = frozenset((Feature.OPERANDS_8BIT, Feature.BLOCK_SCALES))  # wit
 ALL_FEATURES = frozenset(Feature) - _E4M3_FEATURES
 _BACKWARD_FEATURES = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
 _CACHE_FEATURES = frozenset(
-    (Feature.PAGES, Feature.CACHE_ROWS, Feature.CACHE_VARLEN, Feature.CACHE_8BIT, Feature.SCALED_ROWS)
+    (
+        Feature.PAGES,
+        Feature.CACHE_ROWS,
+        Feature.CACHE_VARLEN,
+        Feature.CACHE_8BIT,
+        Feature.CACHE_4BIT,
+        Feature.SCALED_ROWS,
+    )
 )
 MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS, Feature.DROPOUT))
 
@@ -216,7 +223,7 @@ _SM80 = Backend(
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=576),
-    features=ALL_FEATURES,
+    features=ALL_FEATURES - {Feature.CACHE_4BIT},
     module="fa4.sm80.plan",
     requires=_CUTE,
     limits=_LIMITS,
@@ -228,7 +235,7 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-    features=ALL_FEATURES,
+    features=ALL_FEATURES - {Feature.CACHE_4BIT},
     module="fa4.sm90.plan",
     requires=_CUTE,
     limits=(*_LIMITS, _sm90_dropout_limits),

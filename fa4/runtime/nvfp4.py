@@ -24,6 +24,11 @@ LARGEST_SCALE, SMALLEST_SCALE = 448.0, 2.0**-9
 TIES_DOWN, TIES_UP = (0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5)
 
 
+def columns_of(x: Tensor) -> int:
+    """Return the columns of q, k or v, whatever its dtype."""
+    return PER_BYTE * x.shape[-1] if x.dtype is DTYPE else x.shape[-1]
+
+
 def values(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return number * scale, (..., columns), rounded to dtype, of codes (..., columns / 2) uint8 and scales (...,
     columns / 16) float8_e4m3fn."""

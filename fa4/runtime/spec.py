@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..mods.ir.record import Mods, ModSpec
-from . import scaled_rows
+from . import nvfp4, scaled_rows
 
 
 class Feature(enum.Enum):
@@ -42,6 +42,7 @@ class Feature(enum.Enum):
     CACHE_ROWS = "cache_batch_idx and cache_leftpad"
     CACHE_VARLEN = "packed queries on a cache"
     CACHE_8BIT = "cache of 8-bit numbers"
+    CACHE_4BIT = "cache of 4-bit numbers"
     SCALED_ROWS = "cache of 656-byte rows"
     OPERANDS_8BIT = "e4m3 q, k and v"
     BLOCK_SCALES = "scales of blocks of 32 numbers"
@@ -54,15 +55,16 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache, with factors beside it
-ALL_BYTES = (*BYTES, scaled_rows.DTYPE)
+CONVERTED = (*BYTES, scaled_rows.DTYPE, nvfp4.DTYPE)  # dtypes of K/V in a cache that become q's or float16
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
     """Part of a `Cache` that shapes code: how the rows of a sequence are found, and how K/V are stored.
 
-    page_size: rows of a page; None if a sequence's rows are contiguous. dtype: 8-bit dtype of k and v, one of `BYTES`,
-    multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns; None for q's dtype.
+    page_size: rows of a page; None if a sequence's rows are contiguous. dtype: that of k and v if they are converted,
+    one of `CONVERTED`: 8 bits, multiplied by descales; uint8 for `scaled_rows`, of which v is the first columns;
+    `nvfp4`. None for q's dtype.
     """
 
     page_size: int | None = None
@@ -77,6 +79,15 @@ class CacheSpec:
     @property
     def has_scaled_rows(self) -> bool:
         return self.dtype is scaled_rows.DTYPE
+
+    @property
+    def is_nvfp4(self) -> bool:
+        return self.dtype is nvfp4.DTYPE
+
+    @property
+    def bits(self) -> int:
+        """Bits of a stored number, if it is converted."""
+        return 4 if self.is_nvfp4 else 8
 
     @property
     def has_tensors(self) -> bool:
@@ -143,7 +154,7 @@ class AttentionSpec:
         return AttentionSpec(
             dtype=inputs.q.dtype,
             head_dim=shape_q[-1],
-            head_dim_v=shape_v[-1],
+            head_dim_v=nvfp4.columns_of(inputs.v),
             heads_q=shape_q[-2],
             heads_kv=shape_v[-2],
             has_sink=inputs.sink is not None,
@@ -205,7 +216,8 @@ class AttentionSpec:
             Feature.PAGES: cache.page_size is not None,
             Feature.CACHE_ROWS: cache.has_batch_idx or cache.has_leftpad,
             Feature.CACHE_VARLEN: self.cache is not None and self.varlen,
-            Feature.CACHE_8BIT: cache.converts_kv,
+            Feature.CACHE_8BIT: cache.converts_kv and not cache.is_nvfp4,
+            Feature.CACHE_4BIT: cache.is_nvfp4,
             Feature.SCALED_ROWS: cache.has_scaled_rows,
             Feature.OPERANDS_8BIT: self.operands is not None,
             Feature.BLOCK_SCALES: self.operands is Operands.MXFP8,
@@ -340,8 +352,9 @@ class Cache(NamedTuple):
     keys are rows leftpad[b] to seqused_k[b]. Entries of page_table past these rows are never read.
 
     page_table: (batch, pages of a sequence). batch_idx, leftpad: (batch,). k_descale, v_descale: (batch, heads_kv)
-    float32, factors on 8-bit K/V. With k of `scaled_rows`, kernels read k alone. q_scales, k_scales, v_scales: with
-    `Operands.MXFP8`, E8M0 scales of recipe "mxfp8" as uint8, of q and k along head_dim, of v along tokens.
+    float32, factors on 8-bit K/V; with k and v of `nvfp4` their scales, like k and v with a column for each 16. With k
+    of `scaled_rows`, kernels read k alone. q_scales, k_scales, v_scales: with `Operands.MXFP8`, E8M0 scales of recipe
+    "mxfp8" as uint8, of q and k along head_dim, of v along tokens.
     """
 
     page_table: Tensor | None = None
@@ -355,7 +368,7 @@ class Cache(NamedTuple):
 
     def spec(self, inputs: AttentionInputs) -> CacheSpec:
         page_size = None if self.page_table is None else inputs.k.shape[1]
-        dtype = inputs.k.dtype if inputs.k.dtype in ALL_BYTES else None
+        dtype = inputs.k.dtype if inputs.k.dtype in CONVERTED else None
         return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype)
 
     def capacity(self, k: Tensor) -> int:

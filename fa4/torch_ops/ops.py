@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..mods.ir.record import Mods
-from ..runtime import dispatch
+from ..runtime import dispatch, nvfp4
 from ..runtime.device import chip_of
 from ..runtime.plan import Plan
 from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Cache, Flags, Gradients, Saved, compute_dtype
@@ -62,7 +62,7 @@ def define(
     values. writes: arguments that the kernel modifies."""
     hints = {field: hint for record in records.values() for field, hint in get_type_hints(record).items()}
     types = {field: _SCHEMA_TYPES[hint] for field, hint in hints.items()}
-    types |= {field: f"Tensor({alias}!)" for field, alias in zip(writes, "ab")}
+    types |= {field: f"Tensor({alias}!){types[field].removeprefix('Tensor')}" for field, alias in zip(writes, "abcd")}
     library.define(f"{name}({', '.join(f'{kind} {field}' for field, kind in types.items())}) -> ({results})")
     library.impl(name, lambda *arguments: kernel(**split(arguments, records)), "CompositeExplicitAutograd")
     torch.library.register_fake(f"fa4::{name}", lambda *arguments: fake(**split(arguments, records)), lib=library)
@@ -166,7 +166,7 @@ def _backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mods | 
 
 def fake_forward(inputs: AttentionInputs, **_: Any) -> tuple[Tensor, Tensor]:
     """Return out and lse in shape and dtype."""
-    out, lse = shapes(inputs.q.shape, inputs.v.shape[-1])
+    out, lse = shapes(inputs.q.shape, nvfp4.columns_of(inputs.v))
     return inputs.q.new_empty(out), inputs.q.new_empty(lse, dtype=compute_dtype(inputs.q.dtype))
 
 

@@ -100,6 +100,23 @@ _ALL = (
         in_k=True,
         sink=True,
     ),
+    # NVFP4.
+    CacheCase("nvfp4_dense", (90, 0, 33), fp8="nvfp4", heads_q=4),
+    CacheCase("nvfp4_in_pages", (90, 0, 33), page_size=16, fp8="nvfp4", heads_q=8, heads_kv=2, head_dim=128),
+    CacheCase("nvfp4_append", (31, 16), new=3, queries=3, page_size=16, fp8="nvfp4", heads_kv=2),
+    CacheCase("nvfp4_append_and_rotate", (15, 40), new=3, queries=3, page_size=16, fp8="nvfp4", rotary="halves"),
+    CacheCase(
+        "nvfp4_float16", (90, 33), fp8="nvfp4", dtype=torch.float16, head_dim=96, head_dim_v=32, sink=True, softcap=5.0
+    ),
+    CacheCase("nvfp4_chunk", (200, 90), new=70, queries=70, page_size=64, capacity=320, heads_q=4, fp8="nvfp4"),
+    CacheCase("nvfp4_pages_of_1", (90, 0, 33), page_size=1, fp8="nvfp4", heads_q=4, queries=2),
+    CacheCase("nvfp4_leftpad", (40, 100, 20), leftpad=(5, 64, 20), page_size=16, fp8="nvfp4", head_dim=128),
+    CacheCase("nvfp4_wide", (90, 200), page_size=128, capacity=256, fp8="nvfp4", head_dim=256, queries=2),
+    CacheCase("nvfp4_rows_elsewhere", (50, 30, 0), leftpad=(7, 30, 0), batch_idx=True, fp8="nvfp4", queries=(1, 5, 2)),
+    CacheCase("nvfp4_packed_append", (15, 0, 33), queries=(2, 0, 5), new=(2, 0, 5), page_size=5, fp8="nvfp4"),
+    CacheCase("nvfp4_shared_prefix", (70, 65, 120), page_size=16, shared=4, queries=2, fp8="nvfp4"),
+    CacheCase("nvfp4_window", (300, 60), page_size=8, capacity=320, window_size=(130, 0), fp8="nvfp4", sink=True),
+    CacheCase("nvfp4_narrow", (90, 33), page_size=16, fp8="nvfp4", head_dim=48, head_dim_v=16),
     CacheCase("fp8_window_and_sink", (300, 60), page_size=8, capacity=320, window_size=(130, 0), fp8="both", sink=True),
 )
 CASES = {case.name: case for case in _ALL}

@@ -16,7 +16,7 @@ from torch import Tensor
 import fa4
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
-from fa4.runtime import scaled_rows
+from fa4.runtime import nvfp4, scaled_rows
 
 FP8 = torch.float8_e4m3fn
 
@@ -50,7 +50,8 @@ class CacheCase:
     rotary_dim: int = 32
     rotary_seqlens: tuple[int, ...] | None = None
     shared: int = 0  # pages at the front that all sequences share
-    # descales: "tensor", "heads", "a head of zeros" or "both" (of sequences and heads); or "rows", of 656 bytes
+    # descales: "tensor", "heads", "a head of zeros" or "both" (of sequences and heads); or "rows", of 656 bytes; or
+    # "nvfp4"
     fp8: str | None = None
     int8: bool = False  # instead of e4m3
     in_k: bool = False  # v_cache is the memory of k_cache's first columns
@@ -68,7 +69,9 @@ class CacheCase:
     @property
     def rounding(self) -> float:
         """By which two ways to round a number for the cache may differ."""
-        return 1.0 if self.int8 or self.fp8 == "rows" else 2 * torch.finfo(FP8 if self.fp8 else self.dtype).eps
+        if self.int8 or self.fp8 in ("rows", "nvfp4"):
+            return 1.0
+        return 2 * torch.finfo(FP8 if self.fp8 else self.dtype).eps
 
     @property
     def packed(self) -> Case:
@@ -98,11 +101,11 @@ class Built:
     case: CacheCase
     problem: cases.Problem
     arguments: dict[str, Any]
-    after: tuple[Tensor, Tensor]
+    after: dict[str, Tensor]
 
     def call(self, **changes) -> tuple[Tensor, Tensor]:
         """(out, lse), packed; caches are copied first."""
-        caches = {name: self.arguments[name].clone() for name in ("k_cache", "v_cache")}
+        caches = {name: self.arguments[name].clone() for name in self.after}
         self.ran = self.arguments | caches | changes
         if self.case.in_k:
             self.ran["v_cache"] = self.ran["k_cache"][..., : self.case.head_dim_v]
@@ -118,16 +121,26 @@ class Built:
 
     def assert_caches_right(self, where: str) -> None:
         """Of the caches after the last call."""
-        for name, after in zip(("k_cache", "v_cache"), self.after):
-            got, expected = (x.float() for x in (self.ran[name], after))
+        for name in self.after:
+            got, expected = (numbers(tensors, name) for tensors in (self.ran, self.after))
             assert torch.equal(got.isnan(), expected.isnan()), f"{self.case}, {where}: {name} was written elsewhere"
-            exact = self.case.rotary is None or name == "v_cache"
+            exact = self.case.rotary is None or name[0] == "v"
             step = 0.0 if exact else self.case.rounding
             assert torch.allclose(got, expected, rtol=step, atol=step, equal_nan=True), f"{self.case}, {where}: {name}"
 
 
+def numbers(tensors: dict[str, Tensor], name: str) -> Tensor:
+    """The numbers of a cache, or of its scales."""
+    x = tensors[name]
+    if x.dtype is nvfp4.DTYPE:
+        return nvfp4.values(x.view(torch.uint8), tensors[f"{name[0]}_descale"])
+    return x.float()
+
+
 def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
+    if case.fp8 == "nvfp4":
+        return False
     if backend == "sm80":
         return True
     is_scattered = case.page_size is not None and (case.page_size % 8 > 0 or case.leftpad is not None)
@@ -178,7 +191,11 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
             arguments["rotary_seqlens"] = torch.tensor(first, dtype=torch.int32)
 
     stored_k, stored_v = k, v
-    if case.fp8 == "rows":
+    scales = {}
+    if case.fp8 == "nvfp4":
+        (stored_k, scales["k_descale"]), (stored_v, scales["v_descale"]) = nvfp4.quantised(k), nvfp4.quantised(v)
+        k, v = (nvfp4.values(x, scale) for x, scale in zip((stored_k, stored_v), scales.values()))
+    elif case.fp8 == "rows":
         stored_k = scaled_rows.quantised(k)
         stored_v, k = stored_k[..., : scaled_rows.LATENT], scaled_rows.values(stored_k)
         v = k[..., : scaled_rows.LATENT]
@@ -204,29 +221,29 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
         (stored_k, k), (stored_v, v) = scaled
 
     where = _places(case, generator, arguments)
-    caches = []
+    before, after = dict[str, Tensor](), dict[str, Tensor]()
     rows = torch.cat([torch.arange(pad, n + more) for pad, n, more in zip(pads, case.lengths, new)]).long()
     sequence = torch.cat([torch.full((b - a,), i) for i, (a, b) in enumerate(itertools.pairwise(of_k))]).long()
     place = where(sequence, rows)
     is_old = torch.ones(len(rows), dtype=torch.bool)
     is_old[fresh] = False
-    for x in (stored_k, stored_v):
+    for name, x in {"k_cache": stored_k, "v_cache": stored_v, **scales}.items():
         # int8 has no NaN, but few numbers as large; rows of 656 bytes that are all ones have NaN alone
-        nothing = -128 if case.int8 else 255 if case.fp8 == "rows" else torch.nan
-        before = torch.full((*arguments["cache_shape"], *x.shape[1:]), nothing).to(x.dtype)
-        after = before.clone()
-        after[place] = x
+        nothing = -128 if case.int8 else 255 if x.dtype is torch.uint8 else torch.nan
+        before[name] = torch.full((*arguments["cache_shape"], *x.shape[1:]), nothing).to(x.dtype)
+        after[name] = before[name].clone()
+        after[name][place] = x
         # Of rows that sequences share, whichever was written last above: torch leaves open which that is.
         old = place[0][is_old], place[1][is_old]
-        before[old] = after[old]
-        caches.append((before, after))
+        before[name][old] = after[name][old]
+        if scales and x.dtype is torch.uint8:
+            before[name], after[name] = before[name].view(nvfp4.DTYPE), after[name].view(nvfp4.DTYPE)
     del arguments["cache_shape"]
 
     is_dense = isinstance(case.queries, int)
     arguments |= dict(
         q=given_q.view(case.batch, case.queries, *q.shape[1:]) if is_dense else given_q,
-        k_cache=caches[0][0],
-        v_cache=caches[1][0],
+        **before,
         cache_seqlens=torch.tensor(case.lengths, dtype=torch.int32),
         learnable_sink=inputs.sink,
         softmax_scale=case.softmax_scale,
@@ -252,7 +269,10 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
     solved = inputs._replace(q=q, k=k, v=v)
     problem = replace(problem, inputs=type(inputs)(*map(moved, solved)), dout=moved(problem.dout))
     return Built(
-        case, problem, {name: moved(x) for name, x in arguments.items()}, tuple(after.to(device) for _, after in caches)
+        case,
+        problem,
+        {name: moved(x) for name, x in arguments.items()},
+        {name: x.to(device) for name, x in after.items()},
     )
 
 
@@ -299,8 +319,8 @@ def shared_front(built: Built) -> Built:
     starts = i.cu_seqlens_k.tolist()
     k, v = i.k.clone(), i.v.clone()
     for start in starts[:-1]:
-        for x, cache in ((k, built.after[0]), (v, built.after[1])):
-            pages = cache[built.arguments["page_table"][0, : case.shared].long()]
-            x[start : start + rows] = pages.flatten(0, 1)
+        for x, name in ((k, "k_cache"), (v, "v_cache")):
+            pages = numbers(built.after, name)[built.arguments["page_table"][0, : case.shared].long()]
+            x[start : start + rows] = pages.flatten(0, 1).to(x.dtype)
     built.problem = replace(built.problem, inputs=i._replace(k=k, v=v))
     return built

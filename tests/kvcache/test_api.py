@@ -15,7 +15,7 @@ from fa4.runtime.device import chip_by_number, emulating
 from fa4.runtime.spec import AttentionInputs, Cache, Flags
 
 from .named import CASES
-from .problem import FP8, build
+from .problem import FP8, build, numbers
 
 
 def i32(*values):
@@ -421,22 +421,24 @@ def test_the_schemas_are_the_records():
     names = [x.name for x in torch.ops.fa4.append_to_cache.default._schema.arguments]
     assert names == list(AppendArguments._fields)
     mutated = [x.name for x in torch.ops.fa4.append_to_cache.default._schema.arguments if x.alias_info is not None]
-    assert mutated == ["k_cache", "v_cache"]
+    assert mutated == ["k_cache", "v_cache", "k_scales", "v_scales"]
 
 
-@pytest.mark.parametrize("name", ["append_and_rotate_in_pages", "dense_append", "packed_append", "fp8_append"])
+@pytest.mark.parametrize(
+    "name", ["append_and_rotate_in_pages", "dense_append", "packed_append", "fp8_append", "nvfp4_append"]
+)
 def test_fullgraph(name, seed):
     torch._dynamo.reset()
     built = build(CASES[name], seed)
     expected = built.call()
     compiled = torch.compile(fa4.flash_attn_with_kvcache, fullgraph=True, backend="aot_eager")
-    arguments = built.arguments | {x: built.arguments[x].clone() for x in ("k_cache", "v_cache")}
+    arguments = built.arguments | {x: built.arguments[x].clone() for x in built.after}
     out, lse = compiled(**arguments, return_lse=True)
     if out.ndim == 4:
         out, lse = out.flatten(0, 1), lse.transpose(0, 1).flatten(1)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
-    for x in ("k_cache", "v_cache"):
-        assert torch.equal(arguments[x].float().nan_to_num(), built.ran[x].float().nan_to_num())
+    for x in built.after:
+        assert torch.equal(*(numbers(tensors, x).nan_to_num() for tensors in (arguments, built.ran)))
 
 
 def test_fake_tensors_give_shapes():

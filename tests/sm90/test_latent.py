@@ -86,7 +86,7 @@ def test_maxima_that_grow_from_block_to_block(seed):
     for row in range(230):
         k[table[row // 64], row % 64] = grown[row]
     built.problem = dataclasses.replace(built.problem, inputs=i._replace(k=grown, v=grown[..., :512]))
-    built.after = k.clone(), k[..., :512].clone()
+    built.after = {"k_cache": k.clone(), "v_cache": k[..., :512].clone()}
     with emulate("sm_90a", sms=2, seed=seed, schedule="random"):
         result = built.call(backend="sm90")
     built.assert_right(result, f"seed {seed}")

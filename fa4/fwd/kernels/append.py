@@ -27,7 +27,8 @@ _WARP, _WARPS = 32, 8
 @dataclass(frozen=True, slots=True)
 class AppendConfig:
     """Compile-time configuration; fields as in `kvcache.record.AppendArguments`, and two more. rotary: dtype of cos and
-    sin, or None. kv_8bit_dtype: dtype of an 8-bit cache (one of `spec.ALL_BYTES`), passed as uint8; None if the cache
+    sin, or None. converted_dtype: dtype of a cache whose numbers are converted (one of
+    `spec.CONVERTED`), passed as uint8; None if the cache
     has the dtype of k and v."""
 
     dtype: torch.dtype
@@ -39,15 +40,15 @@ class AppendConfig:
     has_rotary_seqlens: bool
     interleaved: bool
     same_position: bool
-    kv_8bit_dtype: torch.dtype | None
+    converted_dtype: torch.dtype | None
 
     @property
     def converts_kv(self) -> bool:
-        return self.kv_8bit_dtype is not None
+        return self.converted_dtype is not None
 
     @property
     def has_scaled_rows(self) -> bool:
-        return self.kv_8bit_dtype is scaled_rows.DTYPE
+        return self.converted_dtype is scaled_rows.DTYPE
 
 
 class AppendTensors(NamedTuple):
@@ -147,12 +148,12 @@ class _Append(Program[AppendConfig]):
                 put_scaled_row(k, to_k, lane)
             elif const_expr(cfg.rotary is not None):
                 rotate(
-                    k, to_k, x.cos, x.sin, x.position(seq) + step, lane, cfg.interleaved, cfg.kv_8bit_dtype, k_descale
+                    k, to_k, x.cos, x.sin, x.position(seq) + step, lane, cfg.interleaved, cfg.converted_dtype, k_descale
                 )
             else:
-                copy(k, to_k, lane, cfg.kv_8bit_dtype, k_descale)
+                copy(k, to_k, lane, cfg.converted_dtype, k_descale)
             if const_expr(not cfg.has_scaled_rows):
-                copy(v, to_v, lane, cfg.kv_8bit_dtype, v_descale)
+                copy(v, to_v, lane, cfg.converted_dtype, v_descale)
 
     def fake_args(self, cfg: AppendConfig) -> tuple:
         dtype, has_rotary = jit.dsl_dtype(cfg.dtype), cfg.rotary is not None

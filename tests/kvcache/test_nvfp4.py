@@ -1,0 +1,193 @@
+"""Caches of 4-bit numbers: a call equals one on the numbers times their scales; errors name arguments."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+import fa4
+from fa4.fallback import tiles
+from fa4.runtime import nvfp4
+from fa4.runtime.device import chip_by_number, emulating
+
+HEADS, COLUMNS, ROWS = 2, 64, 150
+SCALED = ("k_cache", "v_cache", "k_descale", "v_descale")
+
+
+def call(seed, pages=False, new=0, dtype=torch.bfloat16):
+    """Arguments of a call."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape):
+        return torch.randn(*shape, generator=draw).to(dtype)
+
+    given = dict(q=5 * numbers(2, 7, 3 * HEADS, COLUMNS), cache_seqlens=torch.tensor([90, 140], dtype=torch.int32))
+    (given["k_cache"], given["k_descale"]), (given["v_cache"], given["v_descale"]) = (
+        fa4.quantize(numbers(2, ROWS, HEADS, COLUMNS), "nvfp4") for _ in range(2)
+    )
+    if pages:
+        for name in SCALED:
+            given[name] = given[name].reshape(-1, 10, HEADS, given[name].shape[-1])
+        given["page_table"] = torch.arange(2 * ROWS // 10, dtype=torch.int32).view(2, -1)
+    if new:
+        given |= dict(k=numbers(2, new, HEADS, COLUMNS), v=numbers(2, new, HEADS, COLUMNS))
+        angles = numbers(ROWS, COLUMNS // 2).float()
+        given |= dict(rotary_cos=angles.cos().to(dtype), rotary_sin=angles.sin().to(dtype))
+    return given
+
+
+def dequantised(given):
+    """The call on a cache of the numbers times their scales."""
+    caches = {
+        name: fa4.dequantize(given[name], given[f"{name[0]}_descale"], given["q"].dtype)
+        for name in ("k_cache", "v_cache")
+    }
+    return given | caches | dict(k_descale=None, v_descale=None)
+
+
+CALLS = {
+    "plain": (dict(), dict(return_lse=True)),
+    "pages": (dict(pages=True), dict(causal=True, num_splits=3)),
+    "float16": (dict(dtype=torch.float16), dict(softcap=3.0, learnable_sink=torch.ones(3 * HEADS).half())),
+    "float32": (dict(dtype=torch.float32), dict(causal=True, window_size=(60, None))),
+    "score_mod": (dict(pages=True), dict(score_mod=lambda s, b, h, i, j: s + 0.01 * (j - i), return_lse=True)),
+    "mask_mod": (dict(pages=True), dict(mask_mod=lambda b, h, i, j: (i + j) % 3 > 0, batch_invariant=True)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_equals_a_call_on_the_products(name, seed):
+    made, options = CALLS[name]
+    given = call(seed, **made)
+    results = [fa4.flash_attn_with_kvcache(**x, **options) for x in (given, dequantised(given))]
+    for ours, expected in zip(*(x if isinstance(x, tuple) else (x,) for x in results)):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pages", [False, True])
+def test_new_rows_are_quantised_as_by_the_recipe(pages, seed):
+    """Rotated keys are rounded to k's dtype before."""
+    given, plain = call(seed, pages=pages, new=7), call(seed, pages=pages, new=7)
+    for _ in range(2):
+        fa4.flash_attn_with_kvcache(**given, causal=True)
+        given["cache_seqlens"] = given["cache_seqlens"] - 5
+    rows = dequantised(plain)
+    for _ in range(2):
+        fa4.flash_attn_with_kvcache(**rows, causal=True)
+        rows["cache_seqlens"] = rows["cache_seqlens"] - 5
+    for name in ("k_cache", "v_cache"):
+        got = fa4.dequantize(given[name], given[f"{name[0]}_descale"])
+        ours, theirs = (x.flatten(0, -3).view(2, ROWS, HEADS, -1) for x in (got, rows[name]))
+        for b, first in enumerate((85, 135)):
+            assert torch.equal(ours[b, first : first + 12], fa4.dequantize(
+                *fa4.quantize(theirs[b, first : first + 12], "nvfp4")))  # fmt: skip
+            assert torch.equal(ours[b, :first], theirs[b, :first]) and torch.equal(ours[b, 147:], theirs[b, 147:])
+
+
+def test_queries_of_8_bits(seed):
+    given = call(seed)
+    given["q"] = given["q"].to(torch.float8_e4m3fn)
+    out = fa4.flash_attn_with_kvcache(**given)
+    assert torch.equal(out, fa4.flash_attn_with_kvcache(**given | dict(q=given["q"].bfloat16())))
+
+
+def test_no_more_than_a_tile_is_dequantised_at_once(seed):
+    seen, values = list[int](), nvfp4.values
+
+    def spy(codes, *rest):
+        seen.append(codes.shape[-2])
+        return values(codes, *rest)
+
+    with mock.patch.object(nvfp4, "values", spy), mock.patch.object(tiles, "TILE_N", 32):
+        fa4.flash_attn_with_kvcache(**call(seed, pages=True))
+    assert max(seen) == 32
+
+
+def test_it_compiles(seed):
+    given, again = call(seed, pages=True, new=7), call(seed, pages=True, new=7)
+    eager = fa4.flash_attn_with_kvcache(**given, causal=True)
+    compiled = torch.compile(fa4.flash_attn_with_kvcache, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**again, causal=True), eager, rtol=0, atol=0)
+    for name in SCALED:
+        assert torch.equal(given[name].view(torch.uint8), again[name].view(torch.uint8))
+
+
+def test_explain_tells_why_a_backend_does_not_serve(seed):
+    given = call(seed, pages=True)
+    arguments = dict(q=given["q"], k=given["k_cache"], v=given["v_cache"], cache_seqlens=given["cache_seqlens"])
+    arguments |= {name: given[name] for name in ("page_table", "k_descale", "v_descale")}
+    with emulating(chip_by_number(80)):
+        found = fa4.explain(**arguments)
+    assert found.spec.cache.is_nvfp4 and found.spec.head_dim_v == COLUMNS
+    assert found.chosen == "torch" and "lacks cache of 4-bit numbers" in str(found)
+
+
+def _transposed(x):
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+WRONG = {
+    "no scales": (
+        TypeError,
+        "k_descale is a NoneType, expected torch.float8_e4m3fn scales of k_cache, as fa4.quantize",
+        lambda given: dict(k_descale=None),
+    ),
+    "factors": (
+        TypeError,
+        "v_descale has dtype torch.float32, expected float8_e4m3fn",
+        lambda given: dict(v_descale=torch.ones(())),
+    ),
+    "shape": (
+        ValueError,
+        r"v_descale has shape \(2, 150, 2, 3\), expected \(2, 150, 2, 4\) beside v_cache \(2, 150, 2, 32\)",
+        lambda given: dict(v_descale=given["v_descale"][..., :3]),
+    ),
+    "stride": (
+        ValueError,
+        r"k_descale has stride 2 on its last axis, expected 1: call k_descale.contiguous\(\)",
+        lambda given: dict(k_descale=_transposed(given["k_descale"])),
+    ),
+    "columns": (
+        ValueError,
+        r"k_cache has shape .* expected two of q's columns a byte, \(\*, \*, \*, 64\), to go with q",
+        lambda given: dict(q=torch.zeros(2, 7, 6, 128, dtype=torch.bfloat16)),
+    ),
+    "other dtype": (
+        TypeError,
+        "v_cache has dtype torch.float8_e4m3fn, expected torch.float4_e2m1fn_x2 like k_cache",
+        lambda given: dict(v_cache=torch.zeros(2, ROWS, HEADS, COLUMNS).to(torch.float8_e4m3fn)),
+    ),
+    "q_descale": (
+        ValueError,
+        "q_descale is given with a cache of dtype torch.float4_e2m1fn_x2, whose scales .* multiply softmax_scale by it",
+        lambda given: dict(q=given["q"].to(torch.float8_e4m3fn), q_descale=torch.ones(())),
+    ),
+    "shared scales": (
+        ValueError,
+        "k_descale and v_descale are the same memory",
+        lambda given: dict(v_descale=given["k_descale"]) | {name: given["q"][:, :, :HEADS] for name in "kv"},
+    ),
+    "expanded scales": (
+        ValueError,
+        "k_descale has stride 0 on axis 0 of 2 entries, expected memory of its own for each row",
+        lambda given: (
+            dict(k_descale=given["k_descale"][:1].expand(2, -1, -1, -1))
+            | {name: given["q"][:, :, :HEADS] for name in "kv"}
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_names_the_argument(name, seed):
+    error, message, changes = WRONG[name]
+    given = call(seed)
+    with pytest.raises(error, match=message):
+        fa4.flash_attn_with_kvcache(**given | changes(given))
+
+
+def test_latents_have_no_4_bits():
+    q_nope, q_rope = torch.zeros(1, 1, 2, 48).bfloat16(), torch.zeros(1, 1, 2, 16).bfloat16()
+    cache = torch.zeros(1, 8, 32, dtype=torch.uint8).view(nvfp4.DTYPE)
+    with pytest.raises(TypeError, match=r"kv_cache has dtype .*, expected torch.bfloat16 or 8 bits"):
+        fa4.mla_attention_with_kvcache(q_nope, q_rope, cache, softmax_scale=1.0)
