@@ -20,7 +20,7 @@ ALIGNMENT = 16  # bytes; alignment of the rows of q, k, v, out and dout, see `fa
 
 class Inputs(NamedTuple):
     """The tensors of a problem, in the order of `spec.AttentionInputs`. q, k, v: (batch, rows, heads, dim), or varlen
-    (rows, heads, dim), last stride 1; 8-bit tensors as uint8. sink: (heads_q,) float32. Then `Lengths`."""
+    (rows, heads, dim), last stride 1; Tensors of 8 and 4 bits as uint8. sink: (heads_q,) float32. Then `Lengths`."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
     def fake(cfg: Variant) -> Inputs:
         """Return fake arguments for compilation; None for tensors that the `Variant` does not have."""
         q = jit.fake_tensor(Uint8 if cfg.operands is not None else cfg.dtype, 3 if cfg.varlen else 4, align=ALIGNMENT)
-        kv_dtype = Uint8 if cfg.has_factors else cfg.dtype
+        kv_dtype = Uint8 if cfg.has_bytes else cfg.dtype
         k, v = (jit.fake_tensor(kv_dtype, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
         sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
         present = (cfg.varlen, cfg.varlen_k, cfg.has_seqused_q, cfg.has_seqused_k)

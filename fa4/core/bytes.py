@@ -1,4 +1,4 @@
-"""Conversion of 8-bit values (`spec.BYTES`) to 16-bit floats for the matrix unit: exact, except `scaled`.
+"""Conversion of values of 8 and 4 bits to 16-bit floats for the matrix unit: exact, except `scaled`.
 
 e4m3: sm_89 and newer convert two values at a time to float16, and from there through float32 to bfloat16. Any chip from
 sm_80 on can use arithmetic. For bits s eeee mmm, the 16-bit float with the same exponent and mantissa fields is the
@@ -9,6 +9,10 @@ int8: in 1024 as float16, the last mantissa bit has the value 1. Its last byte i
 byte with its sign bit flipped. 1152 less is the value. In 128 as bfloat16, too, the last mantissa bit has the value 1,
 but there are seven of them. With sign bit s and the other seven bits m, the value is m - 128 s. The last bits of 128
 are replaced by m or by 128 s; the difference of both floats is the value.
+
+e2m1, times an e4m3 scale (NVFP4): for bits s ee m, the float with these exponent and mantissa fields is the value times
+2^-14 in float16, 2^-126 in bfloat16, also for ee = 0. It is multiplied by the scale times 2^7 or 2^119, which no scale
+moves out of range. So the product is value * scale / `UNIT`, of six significant bits, exact in both types.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ import torch
 from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
+
+UNIT = 2.0**7  # by which `e2m1_times` divides
 
 _UNIT = 0x43004300  # a pair of bfloat16: 128
 
@@ -57,6 +63,34 @@ def scaled(word: Int32, factor: Float32, has_cvt: bool = True) -> list[Int32]:
     ]
 
 
+def e2m1_times(word: Int32, scale: Int32, dtype: type[cutlass.Numeric]) -> list[Int32]:
+    """Convert eight e2m1 values to four words of two `dtype` values. scale: from `scale_pair`."""
+    shift = 3 if dtype is cutlass.Float16 else 6
+    even, pairs = word << 4, list[Int32]()
+    for byte in range(4):
+        # In both halves a nibble comes to the top: of the even column from `even`, of the odd one from the word.
+        selector = (4 + byte) * 0x1100 + byte * 0x11
+        nibbles = _permuted(even, word, selector)
+        magnitudes = (nibbles & 0x70007000) >> shift
+        pairs.append(_product(magnitudes | (nibbles & -0x7FFF8000), scale, dtype))
+    return pairs
+
+
+def scale_pair(byte: Int32, dtype: type[cutlass.Numeric], has_cvt: bool = True) -> Int32:
+    """Convert an e4m3 scale to a word of twice what `e2m1_times` multiplies by."""
+    factor = 2.0**7 if dtype is cutlass.Float16 else 2.0**119
+    if not has_cvt:
+        return _times(_e4m3_to_float(byte | (byte << 16), dtype), factor, dtype)
+    pair, _ = _cvt_e4m3(byte | (byte << 8))
+    return _times(pair if dtype is cutlass.Float16 else _to_bfloat16(pair), factor, dtype)
+
+
+def _permuted(a: Int32, b: Int32, selector: int) -> Int32:
+    return cute.arch.inline_ptx(
+        f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {selector};", write_only_types=[Int32], read_only_args=[a, b]
+    )
+
+
 def _spread(word: Int32, half: int) -> Int32:
     """Return bytes 2 * half and 2 * half + 1 of a word, as the low bytes of its 16-bit halves."""
     byte = (word >> (16 * half)) & 0xFFFF
@@ -92,16 +126,21 @@ def _e4m3_to_float(spread: Int32, dtype: type[cutlass.Numeric]) -> Int32:
     shift, infinity = (7, 0x7C00) if dtype is cutlass.Float16 else (4, 0x7F80)
     magnitude, sign = spread & 0x007F007F, (spread & 0x00800080) << 8
     is_nan = ((magnitude + 0x00010001) >> 7) & 0x00010001
-    scaled = _times_power(sign | (magnitude << shift), dtype)
+    scaled = _times(sign | (magnitude << shift), 2.0**8 if dtype is cutlass.Float16 else 2.0**120, dtype)
     return scaled | (is_nan * infinity)
 
 
-def _times_power(pair: Int32, dtype: type[cutlass.Numeric]) -> Int32:
-    """Multiply two packed floats by 2^8 (float16) or 2^120 (bfloat16)."""
+def _times(pair: Int32, factor: float, dtype: type[cutlass.Numeric]) -> Int32:
+    """Multiply two packed floats by a number."""
     kind = ir.VectorType.get([2], dtype.mlir_type)
-    power = ir.FloatAttr.get(dtype.mlir_type, 2.0**8 if dtype is cutlass.Float16 else 2.0**120)
-    factors = arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, power))
-    product = arith.mulf(llvm.bitcast(kind, pair.ir_value()), factors)
+    factors = arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(dtype.mlir_type, factor)))
+    return Int32(llvm.bitcast(Int32.mlir_type, arith.mulf(llvm.bitcast(kind, pair.ir_value()), factors)))
+
+
+def _product(a: Int32, b: Int32, dtype: type[cutlass.Numeric]) -> Int32:
+    """Multiply two pairs of packed floats."""
+    kind = ir.VectorType.get([2], dtype.mlir_type)
+    product = arith.mulf(*(llvm.bitcast(kind, x.ir_value()) for x in (a, b)))
     return Int32(llvm.bitcast(Int32.mlir_type, product))
 
 

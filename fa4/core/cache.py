@@ -25,10 +25,10 @@ from .variant import Variant
 
 
 class CacheTensors(NamedTuple):
-    """The tensors of a `spec.Cache`; k_descale, v_descale: also the factors of `spec.Operands`. q_scales, k_scales,
-    v_scales: in the layout of the chip's kernel, (batch, heads, tiles, bytes) uint8. A missing tensor is
-    None at compile time. If all are missing, a launch takes None instead of the record, since the compiler drops an
-    empty record as an argument."""
+    """The tensors of a `spec.Cache`; k_descale, v_descale: also the factors of `spec.Operands`. Scales of `nvfp4` are
+    passed as uint8. q_scales, k_scales, v_scales: in the layout of the chip's kernel, (batch, heads, tiles, bytes)
+    uint8. A missing tensor is None at compile time. If all are missing, a launch takes None instead of the record,
+    since the compiler drops an empty record as an argument."""
 
     page_table: cute.Tensor | None = None
     batch_idx: cute.Tensor | None = None
@@ -50,8 +50,15 @@ class CacheTensors(NamedTuple):
             jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in (spec.has_batch_idx, spec.has_leftpad)
         )
         descales = (jit.fake_tensor(Float32, 2, align=4) if cfg.has_factors else None for _ in range(2))
-        scales = (jit.fake_tensor(Uint8, 4, contiguous=True) if cfg.has_block_scales else None for _ in range(3))
-        return CacheTensors(table, batch_idx, leftpad, *descales, *scales)
+        if cfg.has_scales:
+            descales = (jit.fake_tensor(Uint8, 4, align=1) for _ in range(2))
+        of_blocks = (jit.fake_tensor(Uint8, 4, contiguous=True) if cfg.has_block_scales else None for _ in range(3))
+        return CacheTensors(table, batch_idx, leftpad, *descales, *of_blocks)
+
+    def scales(self, name: str) -> cute.Tensor:
+        """Return the scales of "k" or "v" of `runtime.nvfp4`, (rows of a page, columns / 16, heads, pages)."""
+        x = self.k_descale if name == "k" else self.v_descale
+        return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
 
 
 def page_at(table: cute.Tensor, index: Int32, pages: Int32) -> Int32:

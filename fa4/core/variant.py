@@ -92,18 +92,28 @@ class Variant(Constant):
 
     @property
     def converts_kv(self) -> bool:
-        """Whether k and v hold 8-bit values of `cache.dtype`, which are converted for the products."""
+        """Whether k and v hold values of `cache.dtype`, which are converted for the products."""
         return self.operands is None and self.cache is not None and self.cache.converts_kv
 
     @property
-    def has_factors(self) -> bool:
-        """Whether scores and v have factors."""
+    def has_bytes(self) -> bool:
+        """Whether k and v are passed as bytes."""
         return self.converts_kv or self.operands is not None
 
     @property
     def has_block_scales(self) -> bool:
         """Whether blocks of 32 numbers of q, k and v have scales."""
         return self.operands is Operands.MXFP8
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether k and v have scales for each 16 columns (`runtime.nvfp4`)."""
+        return self.converts_kv and self.cache.is_nvfp4
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether scores and v have factors, for each sequence and head."""
+        return self.has_bytes and not self.has_scales
 
     @property
     def operand_dtype(self) -> type[cutlass.Numeric]:

@@ -31,7 +31,7 @@ class KvLoad(enum.Enum):
 
     TMA = "by TMA"
     GATHER = "row by row, copied by the gather role"
-    FETCH = "row by row, 8-bit numbers loaded into registers and converted there"
+    FETCH = "row by row, numbers of 8 or 4 bits loaded into registers and converted there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,9 @@ class ForwardVariant(ForwardOptions):
     @property
     def kv_bits(self) -> int:
         """Bits per element of k and v in global memory."""
-        return 8 if self.has_factors else self.dtype.width
+        if self.converts_kv:
+            return self.cache.bits
+        return 8 if self.operands is not None else self.dtype.width
 
     @property
     def v_dtype(self) -> type[Numeric]:

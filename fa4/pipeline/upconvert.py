@@ -1,4 +1,4 @@
-"""Conversion of 8-bit tiles to the 16-bit tiles in shared memory that the matrix unit reads."""
+"""Conversion of tiles of 8 or 4 bits to the 16-bit tiles in shared memory that the matrix unit reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32
 
-from ..core.bytes import upconverted
 from ..core.constant import Constant
+from ..core.stored import Stored
 from ..core.vec_io import load_vec, store_vec
 from .cursor import Cursor
 from .roles import WARPS_PER_WARPGROUP
@@ -18,7 +18,8 @@ from .smem import PANEL_ROW_BYTES, Tile
 
 ROWS = 8  # of a tile that a warp converts at a time; also the period of the swizzle
 COLUMNS = 64  # likewise: one panel of 16-bit values, half a panel of 8-bit values
-_CHUNK_BYTES = 16  # per load of a thread
+_CHUNK_BYTES = 16  # per store of a thread, and per load of 8-bit values
+CHUNK = 16  # columns that a thread converts at a time
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Upconversion(Constant):
     """A warpgroup's conversion into a ring of 16-bit tiles.
 
     first: address of the ring's first stage. step: bytes between stages. tile: of a multiple of 32 rows. source, dtype:
-    types of the 8-bit and of the 16-bit values.
+    types of the stored and of the 16-bit values.
     """
 
     first: Int32
@@ -50,8 +51,12 @@ class Upconversion(Constant):
         return wide.next()
 
     @property
+    def stored(self) -> Stored:
+        return Stored(self.source, self.dtype)
+
+    @property
     def shares(self) -> list[tuple[int, int]]:
-        """(row group, 16-bit panel) of each 16 bytes that a thread converts: in `row(group)`, starting at column
+        """(row group, 16-bit panel) of each 16 columns that a thread converts: in `row(group)`, starting at column
         `panel * COLUMNS + column()`."""
         return [(group, panel) for group in range(self.groups) for panel in range(self.tile.panels)]
 
@@ -65,7 +70,7 @@ class Upconversion(Constant):
 
     def column(self) -> Int32:
         """This thread's first column in half an 8-bit panel."""
-        return self.chunk() * _CHUNK_BYTES
+        return self.chunk() * CHUNK
 
     def chunk(self) -> Int32:
         return cute.arch.lane_idx() % 4
@@ -93,8 +98,8 @@ class Upconversion(Constant):
         return [first, first ^ _CHUNK_BYTES]
 
     def store(self, bases: list[Int32], share: tuple[int, int], packed: list[Int32]) -> None:
-        """Convert and store one of the `shares`: 4 packed words."""
-        self.store_wide(bases, share, [x for word in packed for x in upconverted(word, self.source, self.dtype)])
+        """Convert and store one of the `shares`, as `Stored.load` returned it."""
+        self.store_wide(bases, share, self.stored.operands(packed))
 
     def store_wide(self, bases: list[Int32], share: tuple[int, int], wide: list[Int32]) -> None:
         """Store one of the `shares`, 8 words of 16-bit values."""

@@ -34,6 +34,7 @@ FULL = Condition("no mask bounds", lambda case: case.spec.window_right is None a
 VARYING = Condition("varying lengths", lambda case: case.spec.lengths_vary)
 CACHE = Condition("cache", lambda case: case.spec.cache is not None)
 FP8 = Condition("8-bit keys", lambda case: case.spec.cache is not None and case.spec.cache.converts_kv)
+NVFP4 = Condition("4-bit keys", lambda case: case.spec.cache is not None and case.spec.cache.is_nvfp4)
 E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None, "products of 16 bits")
 MXFP8 = Condition("scales of blocks", lambda case: case.spec.operands is Operands.MXFP8)
 SHARED = Condition("other kernels on the chip", lambda case: case.chip.shared)

@@ -177,19 +177,28 @@ def _block_scale_limits(spec: AttentionSpec) -> Iterator[str]:
         yield f"lacks scales of blocks of head_dim {spec.head_dim} (has multiples of {MX_BLOCK})"
 
 
-@_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_8BIT)
+@_limit(
+    "a cache of 8-bit numbers of a head_dim that is no multiple of 16, of 4-bit ones that is none of 32",
+    Feature.CACHE_8BIT, Feature.CACHE_4BIT,
+)  # fmt: skip
 def _cache_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.cache is not None and spec.cache.converts_kv and (spec.head_dim % 16 or spec.head_dim_v % 16):
-        yield f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
+    if spec.cache is None or not spec.cache.converts_kv:
+        return
+    bits, multiple = spec.cache.bits, 16 * 8 // spec.cache.bits  # 16 bytes
+    if spec.head_dim % multiple or spec.head_dim_v % multiple:
+        dims = f"head_dim ({spec.head_dim}, {spec.head_dim_v})"
+        yield f"lacks a cache of {bits}-bit numbers of {dims} (has multiples of {multiple})"
 
 
 @_limit(
-    "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192 (of 8-bit numbers: up to 256)",
+    "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192 (of 8-bit numbers: up to 256; "
+    "none of 4-bit numbers)",
     Feature.PAGES,
 )
 def _sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
     widest = max(spec.head_dim, spec.head_dim_v)
-    if spec.cache is None or not spec.cache.is_scattered or (spec.cache.converts_kv and widest > 256):
+    is_fetched = spec.cache is not None and spec.cache.converts_kv and (spec.cache.is_nvfp4 or widest > 256)
+    if spec.cache is None or not spec.cache.is_scattered or is_fetched:
         return
     if widest > 192:
         yield f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)"
@@ -213,6 +222,13 @@ def _sm90_dropout_limits(spec: AttentionSpec) -> Iterator[str]:
         yield f"lacks dropout_p with all else at head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 128)"
 
 
+@_limit("a cache of 4-bit numbers above head_dim 256", Feature.CACHE_4BIT)
+def _nvfp4_limits(spec: AttentionSpec) -> Iterator[str]:
+    dims = spec.head_dim, spec.head_dim_v
+    if spec.cache is not None and spec.cache.is_nvfp4 and max(dims) > 256:
+        yield f"lacks a cache of 4-bit numbers of head_dim {dims} (has up to 256)"
+
+
 _LIMITS = _mod_limits, _block_limits, _captured_limits, _cache_8bit_limits
 _CUTE = ("cutlass.cute", "tvm_ffi")
 _WIDE = HeadDims(multiple=8, largest=256)
@@ -223,10 +239,10 @@ _SM80 = Backend(
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=576),
-    features=ALL_FEATURES - {Feature.CACHE_4BIT},
+    features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
-    limits=_LIMITS,
+    limits=(*_LIMITS, _nvfp4_limits),
 )
 _SM90 = Backend(
     name="sm90",
@@ -235,7 +251,7 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-    features=ALL_FEATURES - {Feature.CACHE_4BIT},
+    features=ALL_FEATURES,
     module="fa4.sm90.plan",
     requires=_CUTE,
     limits=(*_LIMITS, _sm90_dropout_limits),
@@ -249,14 +265,14 @@ _SM100 = replace(
     on=lambda chip: chip.number in (100, 103),
     head_dims=HeadDims(multiple=8, largest=576),
     module="fa4.sm100.plan",
-    limits=(*_LIMITS, _sm100_page_limits),
+    limits=(*_LIMITS, _sm100_page_limits, _nvfp4_limits),
 )
 
 _SM90_LATENT = replace(
     _SM90,
     summary="the same, the forward of latent attention",
     head_dims=HeadDims(largest=0, pairs=((576, 512), (512, 512))),
-    features=_SM90.features - MODS - _BACKWARD_FEATURES,
+    features=_SM90.features - MODS - _BACKWARD_FEATURES - {Feature.CACHE_4BIT},
     module="fa4.sm90.latent.plan",
     limits=(_latent_limits, _scattered_limits),
 )
@@ -266,7 +282,7 @@ _SM90_WIDEST = replace(
     _SM90,
     **_PORTABLE_BACKWARD,
     head_dims=HeadDims(multiple=8, largest=576, largest_v=512),
-    features=_SM90.features - {Feature.CACHE_8BIT, Feature.SCALED_ROWS, Feature.DROPOUT},
+    features=_SM90.features - {Feature.CACHE_8BIT, Feature.CACHE_4BIT, Feature.SCALED_ROWS, Feature.DROPOUT},
     module="fa4.sm90.fwd.widest.plan",
     limits=(_mod_limits, _block_limits, _captured_limits, _scattered_limits),
 )

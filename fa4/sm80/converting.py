@@ -1,4 +1,4 @@
-"""Load 8-bit K and V tiles from global memory and upconvert them to 16 bits in shared memory."""
+"""Load K and V tiles of 8 or 4 bits from global memory and upconvert them to 16 bits in shared memory."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-import torch
 from cutlass import Boolean, Int32
 
-from ..core.bytes import scaled, upconverted
+from ..core.bytes import scaled
+from ..core.stored import Stored
 from ..core.vec_io import as_float, load_vec
 from ..runtime import scaled_rows
 from .loader import TileCopy, plain_copy
 
 _VECTOR = 8  # elements per thread and load: 16 bytes of the 16-bit tile
 
+RowPointers = tuple[cute.Pointer, cute.Pointer | None]
+"""First bytes of a row and of its scales."""
+
 
 @dataclass(frozen=True)
 class ConvertingCopy(TileCopy):
-    """`TileCopy` with an 8-bit source. Rows and columns out of bounds become zeros, but their addresses must be
-    readable."""
+    """`TileCopy` with a source of 8 or 4 bits. Rows and columns out of bounds become zeros, but their addresses must be
+    readable. scales: the `row` function of `load_rows` of the scales, if there are any."""
 
-    source: torch.dtype
-    dtype: type[cutlass.Numeric]
+    stored: Stored
+    scales: Callable[[Int32], tuple[cute.Pointer, Boolean]] | None
 
     def load_rows(self, row: Callable[[Int32], tuple[cute.Pointer, Boolean]], target: cute.Tensor) -> None:
         smem = self.copy.get_slice(self.thread).partition_D(target)
@@ -34,12 +37,13 @@ class ConvertingCopy(TileCopy):
         loaded = []
         for m in range(rows):
             address, exists = row(coords[0, m, 0][0])
+            scales = None if self.scales is None else self.scales(coords[0, m, 0][0])[0]
             for k in range(chunks):
                 column = coords[0, 0, k][1]
                 in_bounds = column < self.columns
-                words = self._load(address, Int32(column), in_bounds, coords0[0, 0, k][1])
+                words = self._load((address, scales), Int32(column), in_bounds, coords0[0, 0, k][1])
                 loaded.append([Int32(cutlass.select_(exists & in_bounds, x, Int32(0))) for x in words])
-        store = plain_copy(self.dtype)
+        store = plain_copy(self.stored.dtype)
         for i, words in enumerate(loaded):
             registers = cute.make_fragment_like(smem[None, 0, 0])
             pairs_16bit = cute.recast_tensor(registers, Int32)
@@ -47,13 +51,13 @@ class ConvertingCopy(TileCopy):
                 pairs_16bit[j] = pair
             cute.copy(store, registers, smem[None, i // chunks, i % chunks])
 
-    def _load(self, address: cute.Pointer, column: Int32, in_bounds: Boolean, chunk_column: int) -> list[Int32]:
+    def _load(self, row: RowPointers, column: Int32, in_bounds: Boolean, chunk_column: int) -> list[Int32]:
         """Load what eight elements of a row from `column` on are made of. chunk_column: that of the first thread."""
-        return load_vec(address + _inside(in_bounds, column), _VECTOR // 4)
+        return self.stored.load(*row, _inside(in_bounds, column), _VECTOR)
 
     def _converted(self, words: list[Int32]) -> list[Int32]:
         """Return the eight elements, from zeros if they do not exist."""
-        return [pair for x in words for pair in upconverted(x, self.source, self.dtype, has_cvt=False)]
+        return self.stored.operands(words)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class ScaledRowsCopy(ConvertingCopy):
 
     first: Int32 | int
 
-    def _load(self, address: cute.Pointer, column: Int32, in_bounds: Boolean, chunk_column: int) -> list[Int32]:
+    def _load(self, row: RowPointers, column: Int32, in_bounds: Boolean, chunk_column: int) -> list[Int32]:
+        address, _ = row
         if isinstance(self.first, int) and self.first + chunk_column >= scaled_rows.LATENT:
             byte = scaled_rows.ROTATED + 2 * (self.first + column - scaled_rows.LATENT)
             return load_vec(address + _inside(in_bounds, byte), _VECTOR // 2)

@@ -14,6 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.memory import SmemAllocator
 
+from ..core.bytes import UNIT
 from ..core.cache import CacheTensors, Keys, Paged, Strided
 from ..core.constant import Constant
 from ..core.dropout import Dropout
@@ -22,6 +23,7 @@ from ..core.mask import Band, BlockIterator, ReverseRange, SparseBlocks, range_b
 from ..core.order import Order, PackedOrder
 from ..core.score import apply_softcap
 from ..core.sequence import Lengths, extent, sequence_matrix
+from ..core.stored import Stored
 from ..core.traced import ModTensors, bind
 from ..fwd.device.scales import nonzero_descale
 from .config import Sm80ForwardConfig
@@ -113,14 +115,19 @@ class Sm80ForwardWork(Constant):
         self.scale_over_cap, self.v_descale = args.scale_over_cap, None  # v_descale: factor of O at the end
         self.raw_scale = args.scale  # of raw scores, or of the result of the softcap
         if cfg.converts_kv:
-            k_descale = nonzero_descale(args.cache.k_descale[sequence, self.head_kv])
-            self.v_descale = args.cache.v_descale[sequence, self.head_kv]
+            k_descale, self.v_descale = Float32(UNIT), Float32(UNIT)
+            if cfg.has_factors:
+                k_descale = nonzero_descale(args.cache.k_descale[sequence, self.head_kv])
+                self.v_descale = args.cache.v_descale[sequence, self.head_kv]
             if cfg.has_softcap:
                 self.scale_over_cap = self.scale_over_cap * k_descale
             else:
                 self.raw_scale = self.raw_scale * k_descale
         self.thread = cute.arch.thread_idx()[0]
         self.k, self.v = self.keys.of_head(args.k, self.head_kv), self.keys.of_head(self.v_all, self.head_kv)
+        self.scales: tuple[Strided | Paged | None, ...] = None, None  # of k and v
+        if cfg.has_scales:
+            self.scales = tuple(self.keys.of_head(args.cache.scales(name), self.head_kv) for name in "kv")
 
     @property
     def first_row(self) -> Int32:
@@ -227,14 +234,17 @@ def load(
     if work.block_iter.exists(pos):
         n_block = work.block_iter.block(pos)
         if const_expr(cfg.converts_kv):
-            arguments = copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype
+            stored, first_key = Stored(cfg.cache.dtype, cfg.dtype, has_cvt=False), n_block * tile_n
+            arguments = copy.copy, work.thread, tile_n, dim, columns, stored
             if const_expr(cfg.cache.has_scaled_rows):  # V is read from K
                 first = 0 if const_expr(x is work.k) else work.v_slice * cfg.dim_v
-                ScaledRowsCopy(*arguments, first).load_rows(
-                    work.k.rows_from(n_block * tile_n), staged[None, None, stage]
+                ScaledRowsCopy(*arguments, None, first).load_rows(
+                    work.k.rows_from(first_key), staged[None, None, stage]
                 )
             else:
-                ConvertingCopy(*arguments).load_rows(x.rows_from(n_block * tile_n), staged[None, None, stage])
+                scales = work.scales[const_expr(x is work.v)]
+                scale_rows = None if const_expr(scales is None) else scales.rows_from(first_key)
+                ConvertingCopy(*arguments, scale_rows).load_rows(x.rows_from(first_key), staged[None, None, stage])
         elif const_expr(x.has_constant_stride(tile_n)):
             rows_left = (
                 work.mask.seqlen_k - n_block * tile_n

@@ -139,7 +139,7 @@ def numbers(tensors: dict[str, Tensor], name: str) -> Tensor:
 
 def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
-    if case.fp8 == "nvfp4":
+    if case.fp8 == "nvfp4" and (case.head_dim % 32 or (case.head_dim_v or 32) % 32):
         return False
     if backend == "sm80":
         return True

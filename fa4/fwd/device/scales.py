@@ -1,4 +1,4 @@
-"""Scale factors of a work tile: the softmax scale of the call, and the descales of 8-bit K and V."""
+"""Factors of a work tile: the softmax scale of the call, the descales of 8-bit K and V, the unit of 4-bit ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32
 
+from ...core.bytes import UNIT
 from ..launch import ForwardContext
 from ..variant import ForwardVariant
 from .work import Work
@@ -24,10 +25,9 @@ class Scales(NamedTuple):
     def of(context: ForwardContext, work: Work) -> Scales:
         cfg, args = context.cfg, context.args
         log2, over_cap = args.scale_log2, args.scale_over_cap
-        if not cfg.has_factors:
+        if not cfg.has_bytes:
             return Scales(log2, over_cap, None)
-        coord = work.batch, work.head_kv
-        k_descale, v_descale = args.cache.k_descale[coord], args.cache.v_descale[coord]
+        k_descale, v_descale = (factor(context, work, name) for name in ("k_descale", "v_descale"))
         if cfg.has_softcap or cfg.has_score_mod:
             return Scales(log2, over_cap * nonzero_descale(k_descale), v_descale)
         return Scales(nonzero_descale(log2 * k_descale), over_cap, v_descale)
@@ -37,6 +37,13 @@ class Scales(NamedTuple):
         if cfg.has_softcap or cfg.has_score_mod:
             return self._replace(over_cap=self.over_cap * q_scale)
         return self._replace(log2=nonzero_descale(self.log2 * q_scale))
+
+
+def factor(context: ForwardContext, work: Work, name: str) -> Float32:
+    """Return the factor on the operands of K ("k_descale") or V ("v_descale")."""
+    if context.cfg.has_scales:
+        return Float32(UNIT)
+    return getattr(context.args.cache, name)[work.batch, work.head_kv]
 
 
 def nonzero_descale(descale: Float32) -> Float32:

@@ -183,9 +183,14 @@ class Sm100ForwardConfig(ForwardVariant):
         return max(self.k_tile.nbytes, self.v_tile.nbytes)
 
     @property
+    def kv_load(self) -> KvLoad:
+        """Rows with scales are fetched."""
+        return KvLoad.FETCH if self.has_scales else super(Sm100ForwardConfig, self).kv_load
+
+    @property
     def kv8_stages(self) -> int:
         """Stages of the ring of 8-bit K and V: all shared memory that the 16-bit ring leaves, at most 16."""
-        if not self.converts_kv:
+        if not self.converts_kv or self.kv_load is KvLoad.FETCH:
             return 0
         used = self.q_tiles * self.q_tile.nbytes + self.kv_stages * self.kv_stage_bytes
         return min(self._smem_left(used) // self.kv8_stage_bytes, 16)

@@ -17,8 +17,8 @@ and above, correction stores O of a pair itself, because Q and a staged O would 
 
 With few queries memory bandwidth is the limit. A CTA then owns one Q tile (pack_gqa) and a part of the keys (split-KV).
 Its K/V ring takes all remaining shared memory, two CTAs share an SM, and correction stores O itself. The same design
-serves two other cases with any number of queries: 8-bit K and V, which the role `convert` upconverts, and rows that TMA
-cannot load, which the role `gather` copies.
+serves two other cases with any number of queries: K and V of 8 or 4 bits, which the role `convert` upconverts, and rows
+that TMA cannot load, which the role `gather` copies.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from .softmax import softmax
 SOFTMAX_REGS = {1: 192, 2: 120}  # registers per thread, by CTAs per SM
 CORRECTION_REGS = {1: 72, 2: 64}
 HELPER_REGS = 80  # of the roles convert and gather
+FETCH_REGS = 128  # of convert, if it loads K and V of a block ahead
 
 
 def roles(cfg: Sm100ForwardConfig) -> RoleTable:
@@ -54,7 +55,8 @@ def roles(cfg: Sm100ForwardConfig) -> RoleTable:
     for name, body, exists in (("convert", convert, cfg.converts_kv), ("gather", gather, cfg.kv_load is KvLoad.GATHER)):
         if exists:
             end = warpgroups[-1].warps[1]
-            warpgroups.append(Role(name, warps=(end, end + 4), regs=HELPER_REGS, body=body))
+            regs = FETCH_REGS if cfg.kv_load is KvLoad.FETCH else HELPER_REGS
+            warpgroups.append(Role(name, warps=(end, end + 4), regs=regs, body=body))
     single = [("mma", mma), ("load", load), ("epilogue", epilogue), ("schedule", schedule)]
     if cfg.out_store is OutStore.DIRECT:
         single.remove(("epilogue", epilogue))
@@ -109,7 +111,8 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
     if cfg.converts_kv:
         raw = f"{loader}_convert_KV", loader, "convert", filled, By.WARP, cfg.kv8_stages
         converted = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages
-        kv = Channel(*raw, Carries.ASYNC_SMEM), Channel(*converted, Carries.ASYNC_SMEM)
+        rings = (converted,) if cfg.kv_load is KvLoad.FETCH else (raw, converted)
+        kv = tuple(Channel(*ring, Carries.ASYNC_SMEM) for ring in rings)
     else:
         kv = (shared(f"{loader}_mma_KV", loader, "mma", filled, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),)
     norm = Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM)
@@ -155,7 +158,7 @@ def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
-        *((Region("KV bytes", cfg.kv8_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.converts_kv else ()),
+        *((Region("KV bytes", cfg.kv8_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.kv8_stages else ()),
         *(() if cfg.out_store is OutStore.DIRECT else (out,)),
         *((Region("P", cfg.p_bytes, align=1024),) if cfg.p_in_smem else ()),
         *(() if cfg.p_in_smem else (Region("scale", cfg.s_stages * cfg.rows_bytes),)),

@@ -28,7 +28,7 @@ from .work import Queue, key_block, row_tile
 def load(context: Sm100ForwardContext):
     ends = context.ends("load")
     q = produce(ends.load_mma_Q, ALL)
-    if const_expr(context.cfg.kv_load is KvLoad.GATHER):
+    if const_expr(context.cfg.kv_load is not KvLoad.TMA):
         load_q_only(context, ends, q)
     else:
         kv = produce(ends.load_convert_KV if const_expr(context.cfg.converts_kv) else ends.load_mma_KV)
@@ -37,7 +37,7 @@ def load(context: Sm100ForwardContext):
 
 @cute.jit
 def load_q_only(context: Sm100ForwardContext, ends: Ends, q: Cursor):
-    """Load Q; the role gather copies K and V."""
+    """Load Q; the role gather or convert loads K and V."""
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()

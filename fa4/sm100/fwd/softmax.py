@@ -19,7 +19,7 @@ from cutlass import Float32, Int32, const_expr
 
 from ...core.vec_io import Packed, rounded
 from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
-from ...fwd.device.scales import Scales
+from ...fwd.device.scales import Scales, factor
 from ...pipeline.cursor import Cursor, Lane, consume, produce
 from ...pipeline.ends import Ends
 from .. import tmem
@@ -81,8 +81,8 @@ def softmax(context: Sm100ForwardContext):
             norms.wait()
             if const_expr(cfg.has_dropout):
                 norm = norm * context.args.mods.dropout.scale
-            if const_expr(cfg.has_factors):
-                norm = norm * context.args.cache.v_descale[work.batch, work.head_kv]
+            if const_expr(cfg.has_bytes):
+                norm = norm * factor(context, work, "v_descale")
             norm_rows[thread] = norm
             norms.arrive()
             norms = norms.next()

@@ -16,6 +16,7 @@ from ...runtime.conditions import (
     LEFT,
     MANY,
     MXFP8,
+    NVFP4,
     SCATTERED,
     VARLEN,
     TuningCase,
@@ -92,6 +93,7 @@ _WIDE_PAIR = TileShape(ctas=2, q_tiles=1, s_stages=2, direct_store=True)
 TILES = (
     # Shared-memory bandwidth is the limit, with any number of queries: a loaded byte moves six bytes (one in, one to
     # the converting warps, two from them, two to the product). A second CTA per SM would add nothing.
+    Rule("4-bit keys", NVFP4, _FEW, "as for 8-bit keys, without their bytes in shared memory"),
     Rule("8-bit keys", FP8, _FEW, "as much of K and V in flight as there is room for"),
     Rule("gathered rows", SCATTERED, _FEW, "as for few queries"),
     # With key blocks of 64, registers and tensor memory suffice for two CTAs per SM, if O and the stages leave room.

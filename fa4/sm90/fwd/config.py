@@ -24,7 +24,7 @@ class Helpers(enum.Enum):
     NONE = "no warpgroup: TMA loads whole blocks"
     PIECES = "no warpgroup: TMA loads pieces of blocks"
     ONE = "a warpgroup that converts 8-bit numbers or copies rows"
-    FETCHING = "a warpgroup that loads 8-bit numbers into registers and converts them"
+    FETCHING = "a warpgroup that loads numbers of 8 or 4 bits into registers and converts them"
     BOTH = "a warpgroup that copies rows of 8-bit numbers, and one that converts them"
 
 
@@ -139,9 +139,9 @@ class Sm90ForwardConfig(ForwardVariant):
 
     @property
     def kv_load(self) -> KvLoad:
-        """8-bit rows that do not pass through shared memory are fetched."""
-        kv_load = super(Sm90ForwardConfig, self).kv_load
-        return KvLoad.FETCH if kv_load is KvLoad.GATHER and self.converts_kv and not self.kv8_stages else kv_load
+        """Rows of 8 or 4 bits that do not pass through shared memory are fetched."""
+        is_fetched = self.converts_kv and not self.kv8_stages
+        return KvLoad.FETCH if is_fetched else super(Sm90ForwardConfig, self).kv_load
 
     @property
     def helpers(self) -> Helpers:

@@ -1,11 +1,11 @@
-"""Convert role, one warpgroup: converts 8-bit K and V to the 16-bit tiles that the products read, in their order.
+"""Convert role, one warpgroup: converts K and V of 8 or 4 bits to the 16-bit tiles that the products read, in order.
 
 Waits:   load_convert_K.full, load_convert_V.full, convert_compute_K.free, convert_compute_V.free
 Signals: load_convert_K.free, load_convert_V.free, convert_compute_K.full, convert_compute_V.full
 
 The bytes come through shared memory: TMA or, for few queries, the gather role loads them. For many queries and rows
 that TMA cannot load, this role loads them into registers itself, one block ahead: beside two consumers there are no
-registers for another warpgroup.
+registers for another warpgroup. So it does for all numbers of 4 bits, with their scales.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 
+from ...fwd.device.fetch import Fetch
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
 from .config import Sm90ForwardContext
-from .fetch import Fetch
 from .work import Queue
 
 
@@ -76,16 +76,16 @@ def convert_fetched(context: Sm90ForwardContext, to_k: Upconversion, to_v: Upcon
             for fetch in (keys, values):
                 fetch.rows.load_pages(blocks[0])
                 fetch.prefetch(blocks[0], blocks[1])
-            k = to_k.put(k, keys.vectors())
+            k = to_k.put(k, keys.loaded())
             keys.prefetch(blocks[1], blocks[2])
             for i in cutlass.range(work.count - 1, unroll=1):
-                k = to_k.put(k, keys.vectors())
+                k = to_k.put(k, keys.loaded())
                 keys.prefetch(
                     block_iter.block(block_iter.ahead(start, i + 2)), block_iter.block(block_iter.ahead(start, i + 3))
                 )
-                v = to_v.put(v, values.vectors())
+                v = to_v.put(v, values.loaded())
                 values.prefetch(
                     block_iter.block(block_iter.ahead(start, i + 1)), block_iter.block(block_iter.ahead(start, i + 2))
                 )
-            v = to_v.put(v, values.vectors())
+            v = to_v.put(v, values.loaded())
         queue = queue.next()

@@ -13,6 +13,7 @@ from ...runtime.conditions import (
     DROPOUT,
     FP8,
     LEFT,
+    NVFP4,
     RIGHT,
     SCATTERED,
     SHARED,
@@ -97,6 +98,10 @@ _NARROW_MANY, _USUAL, _WIDEST = TileShape(4, 64), TileShape(2, 128), TileShape(2
 _FULL_PAIR = TileShape(2, 128, ctas=2, ping_pong=False)
 # Numbers in the evidence: TFLOP/s on an H100 with 16k tokens; in brackets, of other rows.
 TILES = (
+    # 4-bit K and V: the convert role loads them with their scales.
+    Rule("4-bit keys, head_dim <= 256", NVFP4 & ~head_dims(128), _FEW[32], _REASONED),
+    Rule("4-bit keys, head_dim <= 128", NVFP4 & ~FEW, TileShape(2, 128, ping_pong=False), _REASONED),
+    Rule("few queries, 4-bit keys, head_dim <= 128", NVFP4, TileShape(1, 128, 2, ping_pong=False), _REASONED),
     # 8-bit K and V: the convert warpgroup needs registers; the bytes need smem beside the converted tiles.
     Rule("fetched 8-bit keys, head_dim <= 256",
          FP8 & SCATTERED & Condition("head_dim_v > 192", lambda case: case.spec.head_dim_v > 192),
