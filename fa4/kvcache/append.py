@@ -1,8 +1,9 @@
 """Append to a cache: write new keys (rotated) and values into their rows, and rotate q, by a kernel if possible, else
 in torch.
 
-The kernel (`fwd.kernels.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16. Caches of e4m3 need a
-GPU that converts to it (sm_89 and newer). Other dtypes and devices, and backend="torch", use torch.
+The kernel (`fwd.kernels.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16. Caches of e4m3, and
+of NVFP4 with its e4m3 scales, need a GPU that converts to it (sm_89 and newer). Other dtypes and devices, and
+backend="torch", use torch.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ class Append:
 
     def __init__(self, a: AppendArguments) -> None:
         chip, least = chip_of(a.q.device), 80 if a.converted_dtype in (None, torch.int8) else 89
-        has_kernel = a.converted_dtype is not nvfp4.DTYPE and chip.number >= least and chip.compiles
-        by_kernel = a.backend != "torch" and a.q.dtype in _HALF and has_kernel
+        by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and chip.compiles
         self._launch = _launcher(a, chip) if by_kernel else None
         device = a.q.device
         self._device = device_to_enter(device)
@@ -44,14 +44,16 @@ class Append:
             with torch.cuda.device(self._device):
                 return self(a)
         seqlens, rotated = self._seqlens(), None if self._rotated is None else self._rotated()
-        caches = a.k_cache, a.v_cache
+        caches, factors = (a.k_cache, a.v_cache), (a.k_descale, a.v_descale)
         if a.converted_dtype is not None:
             caches = a.k_cache.view(torch.uint8), a.v_cache.view(torch.uint8)
+        if a.k_scales is not None and a.v_scales is not None:
+            factors = a.k_scales.view(torch.uint8), a.v_scales.view(torch.uint8)
         rotates = rotated is not None
         queries = (a.q, rotated, a.cu_seqlens_q) if rotates else (None, None, None)
         self._launch(
             (*queries[:2], a.k, a.v, *caches, a.cache_seqlens, seqlens, queries[2], a.cu_seqlens_k_new, a.cos, a.sin,
-             a.rotary_seqlens if rotates else None, a.page_table, a.batch_idx, a.k_descale, a.v_descale)
+             a.rotary_seqlens if rotates else None, a.page_table, a.batch_idx, *factors)
         )  # fmt: skip
         return rotated, seqlens
 

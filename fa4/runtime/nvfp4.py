@@ -48,10 +48,11 @@ def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
     groups = x.float().unflatten(-1, (-1, COLUMNS))
     magnitude = groups.abs()
     largest = torch.where(magnitude.isnan(), torch.inf, magnitude).amax(-1)  # a maximum keeps inf on every device
-    scales = (largest / LARGEST).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+    # (By a number, a GPU would multiply by its rounded inverse.)
+    scales = (largest / torch.full_like(largest, LARGEST)).clamp(SMALLEST_SCALE, LARGEST_SCALE)
     scales = torch.where(largest.isfinite(), scales, torch.nan).to(SCALE_DTYPE)
     relative = magnitude / scales.float()[..., None]
-    code = groups.signbit().to(torch.uint8) << 3
+    code = (groups < 0).to(torch.uint8) << 3
     for bound in TIES_DOWN:
         code += relative > bound
     for bound in TIES_UP:

@@ -3,8 +3,9 @@
 A warp processes one head of one row: first the rows of q, then the new rows of k and v together. Rotary embedding
 rotates the pair of columns (a, b) at position p by the angle of p: (a cos - b sin, a sin + b cos), in float32. For an
 8-bit cache, values are divided by the descale, or by the factor that goes into a row of `scaled_rows`, rounded and
-saturated. The kernel reads positions, rows and pages on the device. It skips rows past the capacity of the cache. It
-clamps page numbers, batch indices and positions to the valid range.
+saturated; for one of `nvfp4`, by the scale of their 16 columns. The kernel reads positions, rows and pages on the
+device. It skips rows past the capacity of the cache. It clamps page numbers, batch indices and positions to the valid
+range.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from cutlass import Boolean, Float32, Int32, Uint8, const_expr
 
 from ...core.program import Program
-from ...core.vec_io import bits
-from ...runtime import jit, scaled_rows
+from ...core.vec_io import bits, rounded
+from ...runtime import jit, nvfp4, scaled_rows
 
 _WARP, _WARPS = 32, 8
 
@@ -50,6 +51,10 @@ class AppendConfig:
     def has_scaled_rows(self) -> bool:
         return self.converted_dtype is scaled_rows.DTYPE
 
+    @property
+    def is_nvfp4(self) -> bool:
+        return self.converted_dtype is nvfp4.DTYPE
+
 
 class AppendTensors(NamedTuple):
     """Tensors of `kvcache.record.AppendArguments`, and the results: `rotated` (like q) and `seqlens`, (batch,)
@@ -70,7 +75,7 @@ class AppendTensors(NamedTuple):
     rotary_seqlens: cute.Tensor | None
     page_table: cute.Tensor  # or None
     batch_idx: cute.Tensor  # or None
-    k_descale: cute.Tensor  # or None
+    k_descale: cute.Tensor  # or None; of `nvfp4` the scales
     v_descale: cute.Tensor  # or None
 
     @property
@@ -142,9 +147,15 @@ class _Append(Program[AppendConfig]):
             page = cutlass.max(cutlass.min(page, x.k_cache.shape[0] - 1), 0)
             k, v = (_head_row(tensor, x.cu_seqlens_k, seq, step, row, head) for tensor in (x.k, x.v))
             to_k, to_v = (cache[(page, slot, head, None)] for cache in (x.k_cache, x.v_cache))
-            k_descale = x.k_descale[seq, head] if const_expr(cfg.converts_kv) else None
-            v_descale = x.v_descale[seq, head] if const_expr(cfg.converts_kv) else None
-            if const_expr(cfg.has_scaled_rows):
+            has_factors = cfg.converts_kv and not cfg.is_nvfp4
+            k_descale = x.k_descale[seq, head] if const_expr(has_factors) else None
+            v_descale = x.v_descale[seq, head] if const_expr(has_factors) else None
+            if const_expr(cfg.is_nvfp4):
+                k_scales, v_scales = (scales[(page, slot, head, None)] for scales in (x.k_descale, x.v_descale))
+                position = x.position(seq) + step if const_expr(cfg.rotary is not None) else None
+                put_nvfp4_row(k, to_k, k_scales, lane, x.cos, x.sin, position, cfg.interleaved)
+                put_nvfp4_row(v, to_v, v_scales, lane, None, None, None, cfg.interleaved)
+            elif const_expr(cfg.has_scaled_rows):
                 put_scaled_row(k, to_k, lane)
             elif const_expr(cfg.rotary is not None):
                 rotate(
@@ -152,7 +163,7 @@ class _Append(Program[AppendConfig]):
                 )
             else:
                 copy(k, to_k, lane, cfg.converted_dtype, k_descale)
-            if const_expr(not cfg.has_scaled_rows):
+            if const_expr(not (cfg.has_scaled_rows or cfg.is_nvfp4)):
                 copy(v, to_v, lane, cfg.converted_dtype, v_descale)
 
     def fake_args(self, cfg: AppendConfig) -> tuple:
@@ -170,7 +181,8 @@ class _Append(Program[AppendConfig]):
         k, v = (fake(dtype, 3 if cfg.varlen_k else 4) for _ in range(2))
         k_cache, v_cache = (fake(cache_dtype, 4, cache_align) for _ in range(2))
         cos, sin = (fake(rotary_dtype, 2, exists=has_rotary) for _ in range(2))
-        k_descale, v_descale = (fake(Float32, 2, 4, cfg.converts_kv) for _ in range(2))
+        kind, rank, align = (Uint8, 4, 1) if cfg.is_nvfp4 else (Float32, 2, 4)
+        k_descale, v_descale = (fake(kind, rank, align, cfg.converts_kv) for _ in range(2))
         tensors = AppendTensors(
             q, rotated, k, v, k_cache, v_cache, fake_ints(True), fake_ints(True),
             fake_ints(has_rotary and cfg.varlen_q), fake_ints(cfg.varlen_k), cos, sin,
@@ -213,18 +225,25 @@ def _sequence_of(cu_seqlens: cute.Tensor, row: Int32):
 @cute.jit
 def rotate(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], dtype: cutlass.Constexpr, descale):
     """Copy a row of x to `to`, with its first 2 * cos.shape[1] columns rotated by the angles of `position`."""
-    half = cos.shape[1]
     angle_row = cutlass.max(cutlass.min(position, cos.shape[0] - 1), 0)
     for column in cutlass.range(lane, cute.size(x), _WARP):
-        value = Float32(x[column])
-        if column < 2 * half:
-            is_second = column % 2 if const_expr(interleaved) else Int32(column >= half)
-            pair = column // 2 if const_expr(interleaved) else column - half * is_second
-            distance = 1 if const_expr(interleaved) else half
-            partner = Float32(x[column + distance - 2 * distance * is_second])
-            partner = Float32(cutlass.select_(Boolean(is_second != 0), partner, -partner))
-            value = value * Float32(cos[angle_row, pair]) + partner * Float32(sin[angle_row, pair])
+        value = rotated(x, cos, sin, angle_row, column, interleaved)
         put(to, column, value.to(x.element_type), dtype, descale)
+
+
+@cute.jit
+def rotated(x, cos, sin, angle_row, column, interleaved: cutlass.Constexpr[bool]):
+    """Return a column of x, rotated if it is one of the first 2 * cos.shape[1]."""
+    half = cos.shape[1]
+    value = Float32(x[column])
+    if column < 2 * half:
+        is_second = column % 2 if const_expr(interleaved) else Int32(column >= half)
+        pair = column // 2 if const_expr(interleaved) else column - half * is_second
+        distance = 1 if const_expr(interleaved) else half
+        partner = Float32(x[column + distance - 2 * distance * is_second])
+        partner = Float32(cutlass.select_(Boolean(is_second != 0), partner, -partner))
+        value = value * Float32(cos[angle_row, pair]) + partner * Float32(sin[angle_row, pair])
+    return value
 
 
 @cute.jit
@@ -268,6 +287,57 @@ def put_scaled_row(k, to, lane):
         to[scaled_rows.ROTATED + byte] = code.to(Uint8)
 
 
+@cute.jit
+def put_nvfp4_row(x, to, scales, lane, cos, sin, position, interleaved: cutlass.Constexpr[bool]):
+    """Whole warp: store a row of `nvfp4` and its scales, rotated if there is a position. A lane has two columns."""
+    angle_row = 0
+    if const_expr(position is not None):
+        angle_row = cutlass.max(cutlass.min(position, cos.shape[0] - 1), 0)
+    columns = cute.size(x)
+    for first in cutlass.range(0, columns, 2 * _WARP):
+        column = first + 2 * lane
+        is_in = column < columns
+        values = []
+        for i in cutlass.range_constexpr(2):
+            at = cutlass.min(column, columns - 2) + i
+            value = Float32(x[at])
+            if const_expr(position is not None):
+                value = Float32(rotated(x, cos, sin, angle_row, at, interleaved).to(x.element_type))
+            values.append(value)
+        code, scale = nvfp4_codes(values)
+        if is_in:
+            to[column // nvfp4.PER_BYTE] = code.to(Uint8)
+            if lane % _LANES_OF_SCALE == 0:
+                scales[column // nvfp4.COLUMNS] = scale.to(Uint8)
+
+
+def nvfp4_codes(values: list[Float32]) -> tuple[Int32, Int32]:
+    """Return the byte of two columns, and their e4m3 scale, as `nvfp4.quantised`. Eight lanes share a scale."""
+    magnitudes = [cute.arch.fmax(x, -x) for x in values]
+    magnitudes = [Float32(cutlass.select_(x == x, x, Float32.inf)) for x in magnitudes]
+    largest = cute.arch.fmax(*magnitudes)
+    for distance in (1, 2, 4):
+        largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=distance))
+    scale = cute.arch.fmin(largest / nvfp4.LARGEST, Float32(nvfp4.LARGEST_SCALE))
+    scale = cute.arch.fmax(scale, Float32(nvfp4.SMALLEST_SCALE))
+    code = cute.arch.inline_ptx(_TO_E4M3, write_only_types=[Int32], read_only_args=[scale]) & 0xFF
+    is_finite = Boolean(largest < Float32.inf)
+    code = Int32(cutlass.select_(is_finite, code, Int32(_NAN_E4M3)))
+    scale = Float32(cutlass.select_(is_finite, rounded(scale, cutlass.Float8E4M3FN), Float32(float("nan"))))
+    byte = Int32(0)
+    for i, (value, magnitude) in enumerate(zip(values, magnitudes)):
+        relative = magnitude / scale
+        terms = [(relative > bound, 1) for bound in nvfp4.TIES_DOWN] + [
+            (relative >= bound, 1) for bound in nvfp4.TIES_UP
+        ]
+        terms.append((value < 0.0, 8))
+        number = sum((Int32(cutlass.select_(Boolean(holds), Int32(n), Int32(0))) for holds, n in terms), Int32(0))
+        byte = byte | (number << (4 * i))
+    return byte, code
+
+
+_LANES_OF_SCALE = nvfp4.COLUMNS // 2  # of two columns each
+_NAN_E4M3 = 0x7F
 _TO_E4M3 = """{
 .reg .b16 pair;
 cvt.rn.satfinite.e4m3x2.f32 pair, {$r0}, {$r0};
