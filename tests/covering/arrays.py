@@ -111,7 +111,7 @@ _TRAINING = CALLS.without(direction=("inference", "partly"), **_CHIPS)
 _INFERENCE = CALLS.without(
     direction=("training", "partly"), captured=("trained",), deterministic=("yes",), dlse=("yes",), **_CHIPS
 )
-_CACHES = CACHES.without(**_CHIPS)
+_CACHES = CACHES.without(**_CHIPS, bits=("nvfp4",))
 _OF_WIDEST = dict(head_dim=WIDEST, head_dim_v=("same", "smaller"))
 _LATENT = dict(
     head_dim=("512", "576"),
@@ -140,7 +140,11 @@ _CALLS_IN_TORCH = CALLS.without(
     head_dim=("96", "128", "192", "256"), score_mod=("bias",), mask_mod=("prefix", "columns", "dilated")
 )
 _CACHES_IN_TORCH = CACHES.without(
-    head_dim=("96", "128", "192"), pages=("64", "256"), score_mod=("bias",), mask_mod=("columns", "dilated", "either")
+    bits=("nvfp4",),
+    head_dim=("96", "128", "192"),
+    pages=("64", "256"),
+    score_mod=("bias",),
+    mask_mod=("columns", "dilated", "either"),
 )
 # Regressions: dq and dk were NaN; the kernel did not compile for sm_90.
 _SOFTCAP_AND_MASK = dict(
@@ -184,6 +188,13 @@ ARRAYS = {
         # How rows of a cache come to the matrix unit follows from these together.
         Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
         Array("caches-sm100", _CACHES.native("sm100"), 2, backends=("sm100",), beside=("caches",)),
+        # Numbers of 4 bits come to the matrix unit by kernels of their own.
+        Array(
+            "caches-nvfp4",
+            CACHES.without(**_CHIPS).with_levels(bits=("nvfp4",), descale=("tensor",)),
+            2,
+            backends=("sm80", "sm90", "sm100"),
+        ),
         # Heads that few kernels take.
         Array("training-widest", _TRAINING.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm90", "sm100")),
         Array("inference-widest", _INFERENCE.with_levels(**_OF_WIDEST), 2, backends=("sm80", "sm90", "sm100")),

@@ -45,7 +45,7 @@ class CacheCall:
         """out and lse."""
         changes = self.changes | {"backend": backend}
         if self.row["layout"] == "padded":
-            changes |= {name: layouts.padded(self.built.arguments[name]) for name in ("k_cache", "v_cache")}
+            changes |= {name: layouts.padded(self.built.arguments[name]) for name in self.built.after}
         if self.functions.score is not None:
             changes["score_mod"] = self.functions.score(*self.functions.captured)
         if self.functions.mask is not None:
@@ -81,7 +81,7 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
     draw = random.Random(f"{seed} {sorted(row.items())}")
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     is_bytes, most_new = row["bits"] != "16", 9
-    head_dim, head_dim_v = calls.head_dims(row, fixed, multiple=16 if is_bytes else 8)
+    head_dim, head_dim_v = calls.head_dims(row, fixed, multiple={"16": 8, "nvfp4": 32}.get(row["bits"], 16))
     heads_q, heads_kv = _HEADS[row["group"]]
     lengths, capacity = _lengths(row, draw, SMALL if is_small else MIDDLE, most_new)
     new: int | tuple[int, ...] = 0
@@ -123,7 +123,7 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
         sink=row["sink"] == "yes",
         leftpad=tuple(draw.randint(0, n) for n in lengths) if row["leftpad"] == "yes" else None,
         batch_idx=row["batch_idx"] == "yes",
-        fp8="rows" if row["bits"] == "rows" else row["descale"] if is_bytes else None,
+        fp8=row["bits"] if row["bits"] in ("rows", "nvfp4") else row["descale"] if is_bytes else None,
         int8=row["bits"] == "int8",
         in_k=row["head_dim_v"] == "latent",
         **rotary,

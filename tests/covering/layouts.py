@@ -16,6 +16,8 @@ def _heads_first(x: Tensor) -> Tensor:
 
 def padded(x: Tensor) -> Tensor:
     """A part of a larger buffer, whose other numbers are NaN or, where there is none, as large as can be."""
+    if x.dtype is torch.float4_e2m1fn_x2:
+        return padded(x.view(torch.uint8)).view(x.dtype)
     *lead, rows, heads, dim = x.shape
     nothing = torch.nan if x.dtype.is_floating_point else torch.iinfo(x.dtype).max
     buffer = torch.zeros(*lead, rows + 3, heads + 1, dim + 16, device=x.device).fill_(nothing).to(x.dtype)

@@ -215,7 +215,7 @@ CACHES = Model(
         head_dim_v=("same", "smaller"),
         group=("1", "2", "8", "mqa"),
         pages=("none", "1", "5", "16", "64", "128", "256"),
-        bits=("16", "fp8", "int8"),
+        bits=("16", "fp8", "int8", "nvfp4"),
         descale=("tensor", "heads", "both"),
         leftpad=("no", "yes"),
         batch_idx=("no", "yes"),
@@ -241,6 +241,9 @@ CACHES = Model(
         _no("rotation is of new rows", rotary=("interleaved", "halves", "seqlens"), append="none"),
         _no("there are no rows to append to an empty place", lengths="full", append=("rows", "packed")),
         _no("8-bit numbers of multiples of 16", bits=("fp8", "int8"), head_dim="odd"),
+        _no("16 columns have a scale", bits="nvfp4", descale=("heads", "both")),
+        _no("rows of kernels are multiples of 16 bytes", bits="nvfp4", head_dim="odd"),
+        _no("rows of kernels are multiples of 16 bytes", bits="nvfp4", head_dim="small", head_dim_v="smaller"),
         # Rows of 656 bytes (bits="rows") are of one kind.
         _no("a latent of 512 columns and 64 rotated ones", bits="rows",
             head_dim=("small", "64", "96", "128", "odd", "192", "256", "320", "512")),
@@ -261,7 +264,7 @@ CACHES = Model(
         ),
         "sm100": (
             *_CACHES_OF_ALL,
-            *_without_rows(head_dim="256"),
+            *_without_rows(head_dim="256", bits=("16", "fp8", "int8")),
             *_without_rows(head_dim=WIDEST, bits="16"),
         ),
     },

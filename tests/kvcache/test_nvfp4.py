@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fa4
+from fa4.emulator import emulate
 from fa4.fallback import tiles
 from fa4.runtime import nvfp4
 from fa4.runtime.device import chip_by_number, emulating
@@ -14,24 +15,24 @@ HEADS, COLUMNS, ROWS = 2, 64, 150
 SCALED = ("k_cache", "v_cache", "k_descale", "v_descale")
 
 
-def call(seed, pages=False, new=0, dtype=torch.bfloat16):
+def call(seed, pages=False, new=0, dtype=torch.bfloat16, columns=COLUMNS):
     """Arguments of a call."""
     draw = torch.Generator().manual_seed(seed)
 
     def numbers(*shape):
         return torch.randn(*shape, generator=draw).to(dtype)
 
-    given = dict(q=5 * numbers(2, 7, 3 * HEADS, COLUMNS), cache_seqlens=torch.tensor([90, 140], dtype=torch.int32))
+    given = dict(q=5 * numbers(2, 7, 3 * HEADS, columns), cache_seqlens=torch.tensor([90, 140], dtype=torch.int32))
     (given["k_cache"], given["k_descale"]), (given["v_cache"], given["v_descale"]) = (
-        fa4.quantize(numbers(2, ROWS, HEADS, COLUMNS), "nvfp4") for _ in range(2)
+        fa4.quantize(numbers(2, ROWS, HEADS, columns), "nvfp4") for _ in range(2)
     )
     if pages:
         for name in SCALED:
             given[name] = given[name].reshape(-1, 10, HEADS, given[name].shape[-1])
         given["page_table"] = torch.arange(2 * ROWS // 10, dtype=torch.int32).view(2, -1)
     if new:
-        given |= dict(k=numbers(2, new, HEADS, COLUMNS), v=numbers(2, new, HEADS, COLUMNS))
-        angles = numbers(ROWS, COLUMNS // 2).float()
+        given |= dict(k=numbers(2, new, HEADS, columns), v=numbers(2, new, HEADS, columns))
+        angles = numbers(ROWS, columns // 2).float()
         given |= dict(rotary_cos=angles.cos().to(dtype), rotary_sin=angles.sin().to(dtype))
     return given
 
@@ -91,6 +92,62 @@ def test_queries_of_8_bits(seed):
     assert torch.equal(out, fa4.flash_attn_with_kvcache(**given | dict(q=given["q"].bfloat16())))
 
 
+CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", CHIPS)
+def test_every_number_times_every_scale_is_taken_exactly(backend, dtype, seed):
+    """One key of 32 heads with all 256 scales, of K as logits and of V as weights of 1 give them."""
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.rand(256, 16, generator=draw).argsort(1)  # in each group all 16 numbers, at places of their own
+    codes = (order[:, ::2] | order[:, 1::2] << 4).to(torch.uint8).view(1, 1, 32, 64)
+    scales = torch.arange(256, dtype=torch.uint8).view(1, 1, 32, 8)
+    finite = torch.where(scales % 128 == 127, 0, scales).to(torch.uint8)  # a NaN spoils any sum
+    ones = torch.eye(128, dtype=dtype).view(1, 2, 64, 128).repeat(1, 1, 32, 1)  # query i, head h: column 64 i + h % 64
+    with emulate(CHIPS[backend], seed=seed, schedule="random"):
+        out, lse = fa4.flash_attn_with_kvcache(
+            ones, codes.view(nvfp4.DTYPE), codes.view(nvfp4.DTYPE), cache_seqlens=1, return_lse=True, backend=backend,
+            k_descale=finite.view(nvfp4.SCALE_DTYPE), v_descale=scales.view(nvfp4.SCALE_DTYPE), softmax_scale=1.0,
+        )  # fmt: skip
+    logits = nvfp4.values(codes, finite.view(nvfp4.SCALE_DTYPE))[0, 0]
+    values = nvfp4.values(codes, scales.view(nvfp4.SCALE_DTYPE))[0, 0]
+    for head in range(32):
+        rows = lse[0, 64 * head : 64 * head + 64].T.flatten()
+        assert torch.allclose(rows, logits[head], rtol=1e-6, atol=1e-9)
+        got, numbers = out[0, 0, 64 * head].float(), values[head].isfinite()
+        assert torch.equal(got[numbers], values[head][numbers]) and got[~numbers].isnan().all()
+
+
+NUMBERS = {
+    "ties": torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(8),
+    "ties of the scale": 6 * torch.tensor([1.0625, 1.1875, 2.0**-7 * 1.5, 1.3125]).repeat_interleave(16),
+    "zeros": torch.tensor([0.0, -0.0]).repeat(32),
+    "tiny": torch.linspace(-(2.0**-10), 2.0**-8, 64),
+    "huge": torch.linspace(-6e4, 6e4, 64),
+    "NaN": torch.cat((torch.full((1,), torch.nan), torch.ones(63))),
+    "inf": torch.cat((torch.ones(40), torch.full((1,), -torch.inf), torch.ones(23))),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_append_kernel_rounds_as_the_recipe(dtype, seed):
+    draw = torch.Generator().manual_seed(seed)
+    rows = [*NUMBERS.values(), *(torch.randn(64, generator=draw) * 2.0**i for i in range(-12, 8))]
+    x = torch.stack(rows).view(1, -1, 1, 64).to(dtype)
+    caches = [torch.zeros(1, len(rows), 1, 32, dtype=torch.uint8).view(nvfp4.DTYPE) for _ in "kv"]
+    scales = [torch.zeros(1, len(rows), 1, 4).to(nvfp4.SCALE_DTYPE) for _ in "kv"]
+    with emulate("sm_90a", seed=seed):
+        fa4.flash_attn_with_kvcache(
+            x[:, :1], *caches, x, -x, cache_seqlens=torch.zeros(1, dtype=torch.int32), k_descale=scales[0],
+            v_descale=scales[1],
+        )  # fmt: skip
+    for cache, scale, new in zip(caches, scales, (x, -x)):
+        codes, expected = nvfp4.quantised(new)
+        assert torch.equal(cache.view(torch.uint8), codes), f"seed {seed}"
+        assert torch.equal(scale.view(torch.uint8), expected.view(torch.uint8)), f"seed {seed}"
+
+
 def test_no_more_than_a_tile_is_dequantised_at_once(seed):
     seen, values = list[int](), nvfp4.values
 
@@ -113,13 +170,15 @@ def test_it_compiles(seed):
 
 
 def test_explain_tells_why_a_backend_does_not_serve(seed):
-    given = call(seed, pages=True)
-    arguments = dict(q=given["q"], k=given["k_cache"], v=given["v_cache"], cache_seqlens=given["cache_seqlens"])
-    arguments |= {name: given[name] for name in ("page_table", "k_descale", "v_descale")}
-    with emulating(chip_by_number(80)):
-        found = fa4.explain(**arguments)
-    assert found.spec.cache.is_nvfp4 and found.spec.head_dim_v == COLUMNS
-    assert found.chosen == "torch" and "lacks cache of 4-bit numbers" in str(found)
+    """Rows of a kernel begin at multiples of 16 bytes."""
+    for columns, chosen in ((64, "sm80"), (48, "torch")):
+        given = call(seed, pages=True, columns=columns)
+        arguments = dict(q=given["q"], k=given["k_cache"], v=given["v_cache"], cache_seqlens=given["cache_seqlens"])
+        arguments |= {name: given[name] for name in ("page_table", "k_descale", "v_descale")}
+        with emulating(chip_by_number(80)):
+            found = fa4.explain(**arguments)
+        assert found.spec.cache.is_nvfp4 and found.spec.head_dim_v == columns and found.chosen == chosen
+    assert r"lacks a cache of 4-bit numbers of head_dim (48, 48) (has multiples of 32)" in str(found)
 
 
 def _transposed(x):
