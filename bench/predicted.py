@@ -75,11 +75,11 @@ def _prediction(case: BenchCase, chip: str, package: str, deterministic: bool) -
 
 def _beyond(case: BenchCase) -> str:
     if case.v_in_k:
-        is_predicted = case.page_size is None and not case.has_8bit_kv and case.direction == "fwd"
+        is_predicted = case.page_size is None and not case.converts_kv and case.direction == "fwd"
         return "" if is_predicted else "of latents only a forward without pages is predicted"
     if case.heads_q != case.heads_kv or case.seqlen_q != case.seqlen_k:
         return "only self-attention with as many key/value heads is predicted"
-    if case.has_8bit_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3, MXFP8):
+    if case.converts_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3, MXFP8):
         return "only bfloat16, e4m3 and mxfp8 without pages are predicted"
     return ""
 

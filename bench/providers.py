@@ -31,7 +31,7 @@ class Provider:
 
 def _fa4(**flags) -> Callable[[BenchCase], Attention]:
     def build(case: BenchCase) -> Attention:
-        if case.page_size is not None or case.has_8bit_kv or case.v_in_k:
+        if case.page_size is not None or case.converts_kv or case.v_in_k:
             return _in_cache(case, **flags)
         return functools.partial(fa4.flash_attn_func, causal=case.causal, **flags)
 
@@ -39,7 +39,7 @@ def _fa4(**flags) -> Callable[[BenchCase], Attention]:
 
 
 def _in_cache(case: BenchCase, **flags) -> Attention:
-    """k and v are put into a cache at the first call: pages in a random order, numbers of 8 bits."""
+    """k and v are put into a cache at the first call: pages in a random order, numbers of 8 or 4 bits."""
     made: list = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -51,6 +51,9 @@ def _in_cache(case: BenchCase, **flags) -> Attention:
             if case.fp8:
                 k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
                 descales = tuple(torch.ones(case.heads_kv, device=k.device) for _ in range(2))
+            if case.nvfp4:
+                (k, k_scales), (v, v_scales) = fa4.quantize(k, "nvfp4"), fa4.quantize(v, "nvfp4")
+                descales = k_scales, v_scales
             if case.scaled_rows:
                 k = scaled_rows.quantised(k)
             if case.v_in_k:
@@ -181,7 +184,7 @@ def _flex(case: BenchCase) -> Attention:
 
 def _of_16_bits(build: Callable[[BenchCase], Attention]) -> Callable[[BenchCase], Attention]:
     def build_unless_8bit(case: BenchCase) -> Attention:
-        if case.has_8bit_kv:
+        if case.converts_kv:
             raise ValueError("is not given caches of 8-bit numbers here")
         return build(case)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fa4.runtime import scaled_rows
+from fa4.runtime import nvfp4, scaled_rows
 from fa4.torch_ops.flops import unmasked_pairs
 
 E4M3, MXFP8 = "float8_e4m3fn", "mxfp8"  # `BenchCase.dtype`: also e4m3 with scales of blocks
@@ -17,8 +17,8 @@ HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 @dataclass(frozen=True, slots=True)
 class BenchCase:
     """One shape in one direction ("fwd" or "bwd"). page_size: rows of a page, if keys and values lie in pages. fp8:
-    these are a cache of 8-bit numbers. v_in_k: v is the memory of k's first columns, as in a cache of latents (MLA).
-    scaled_rows: of 656 bytes each, with factors inside."""
+    these are a cache of 8-bit numbers. nvfp4: of 4-bit numbers with scales. v_in_k: v is the memory of k's first
+    columns, as in a cache of latents (MLA). scaled_rows: of 656 bytes each, with factors inside."""
 
     direction: str
     batch: int
@@ -34,6 +34,7 @@ class BenchCase:
     fp8: bool = False
     v_in_k: bool = False
     scaled_rows: bool = False
+    nvfp4: bool = False
 
     @property
     def label(self) -> str:
@@ -42,13 +43,14 @@ class BenchCase:
         heads = str(self.heads_q) if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
         mask = "causal" if self.causal else "full"
         pages = "" if self.page_size is None else f" pages of {self.page_size}"
-        cache = " fp8 cache" if self.fp8 else " 656-byte" if self.scaled_rows else ""
+        kinds = (" fp8 cache", self.fp8), (" nvfp4 cache", self.nvfp4), (" 656-byte", self.scaled_rows)
+        cache = "".join(name for name, is_so in kinds if is_so)
         cache += " latents" if self.v_in_k else ""
         return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}{cache}{pages}"
 
     @property
-    def has_8bit_kv(self) -> bool:
-        return self.fp8 or self.scaled_rows
+    def converts_kv(self) -> bool:
+        return self.fp8 or self.nvfp4 or self.scaled_rows
 
     @property
     def flops(self) -> int:
@@ -65,7 +67,8 @@ class BenchCase:
         columns = self.head_dim + self.head_dim_v
         of_keys = self.head_dim if self.v_in_k else columns
         size = {"bfloat16": 2, E4M3: 1, MXFP8: 33 / 32}.get(self.dtype, 4)
-        of_key = scaled_rows.BYTES_OF_ROW if self.scaled_rows else of_keys * (1 if self.fp8 else size)
+        of_number = 1 if self.fp8 else nvfp4.BYTES_OF_NUMBER if self.nvfp4 else size
+        of_key = scaled_rows.BYTES_OF_ROW if self.scaled_rows else int(of_keys * of_number)
         of_queries = (size * self.head_dim + max(size, 2) * self.head_dim_v) * self.seqlen_q * self.heads_q
         return self.batch * (of_queries + of_key * self.seqlen_k * self.heads_kv)
 
@@ -90,6 +93,8 @@ def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tens
     v = k[..., : case.head_dim_v] if case.v_in_k else normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
     if case.fp8:
         k, v = (x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v))
+    if case.nvfp4:
+        k, v = (nvfp4.values(*nvfp4.quantised(x), dtype) for x in (k, v))
     dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)
     if case.direction == "bwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
@@ -122,6 +127,23 @@ def _latents(
 ) -> BenchCase:
     """Absorbed latent attention, with DeepSeek's widths: decoding, or all rows of a prompt."""
     return BenchCase("fwd", batch, rows, seqlen_k, heads, 1, 576, 512, True, page_size=page_size, v_in_k=True, **rest)
+
+
+def _narrow(*kinds: str) -> tuple[BenchCase, ...]:
+    """Decoding from caches of 8 or 4 bits, and of 16. kinds: fields of `BenchCase`."""
+    cases = (
+        *(
+            _decode(seqlen_k, batch, page_size=page_size)
+            for page_size in (None, 16, 128)
+            for batch, seqlen_k in ((1, 32768), (1, 131072), (16, 8192), (128, 1024))
+        ),
+        _decode(8192, 16, 64),
+        _decode(8192, 16, head_dim=64),
+        BenchCase("fwd", 1, 512, 32768, 32, 8, 128, 128, True),
+    )
+    return tuple(
+        one for case in cases for one in (*(replace(case, **dict.fromkeys([kind], True)) for kind in kinds), case)
+    )
 
 
 _LARGEST_CACHE = 20 << 30  # bytes
@@ -179,20 +201,8 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         for page_size in (1, 16, 64, 128, 256)
         for batch, seqlen_k in ((1, 32768), (16, 8192), (128, 1024))
     ),
-    "fp8-cache": tuple(
-        replace(case, fp8=fp8)
-        for case in (
-            *(
-                _decode(seqlen_k, batch, page_size=page_size)
-                for page_size in (None, 16, 128)
-                for batch, seqlen_k in ((1, 32768), (1, 131072), (16, 8192), (128, 1024))
-            ),
-            _decode(8192, 16, 64),
-            _decode(8192, 16, head_dim=64),
-            BenchCase("fwd", 1, 512, 32768, 32, 8, 128, 128, True),
-        )
-        for fp8 in (True, False)
-    ),
+    "fp8-cache": _narrow("fp8"),
+    "nvfp4-cache": _narrow("nvfp4", "fp8"),
     "prefill-chunk": tuple(
         BenchCase("fwd", 1, rows, seqlen_k, 32, 8, 128, 128, True, page_size=page_size)
         for page_size in (None, 16, 128)

@@ -16,6 +16,7 @@ DTYPE = torch.float4_e2m1fn_x2  # an element is a byte, of two columns
 SCALE_DTYPE = torch.float8_e4m3fn
 COLUMNS = 16  # with the same scale
 PER_BYTE = 2  # columns
+BYTES_OF_NUMBER = 1 / PER_BYTE + 1 / COLUMNS  # with its part of the scale
 LARGEST = 6.0
 LARGEST_SCALE, SMALLEST_SCALE = 448.0, 2.0**-9
 
