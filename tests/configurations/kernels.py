@@ -112,7 +112,7 @@ def structure(kernel: Kernel) -> tuple:
         elif field.name == "mods":
             value = cfg.has_blocks
         elif field.name == "cache" and value is not None:
-            value = value.converts_kv, value.is_scattered, value.pieces(cfg.tile_n) > 1
+            value = value.converts_kv and value.bits, value.is_scattered, value.pieces(cfg.tile_n) > 1
         own.append((field.name, value))
     return kernel.chip.number, kernel.program.name, tuple(own)
 

@@ -19,6 +19,7 @@ import fa4
 from fa4.mods.frontend.trace import trace_mask, trace_score
 from fa4.mods.ir.graph import Graph
 from fa4.mods.ir.record import ModSpec
+from fa4.runtime import nvfp4
 from fa4.runtime.spec import MX_BLOCK, AttentionSpec, CacheSpec, Operands, ProblemSize
 
 # Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
@@ -101,7 +102,11 @@ def shapes(backward: bool) -> Iterator[Problem]:
 
 def caches() -> Iterator[Problem]:
     """All that chooses tiles where keys are a cache."""
-    dtypes = (None, torch.float8_e4m3fn, torch.int8)
+    yield from _caches(None, torch.float8_e4m3fn, torch.int8)
+    yield from _caches(nvfp4.DTYPE)
+
+
+def _caches(*dtypes: torch.dtype | None) -> Iterator[Problem]:
     kinds = itertools.product(PAGES, (False, True), (False, True), dtypes)
     for (pages, has_index, has_leftpad, dtype), dims in itertools.product(kinds, (*USUAL, (208, 200), (200, 208))):
         if pages is not None and has_index:

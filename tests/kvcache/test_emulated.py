@@ -52,6 +52,8 @@ SM80 = (
     "fp8_float16",
     "fp8_softcap",
     "rows_of_656_bytes",
+    "nvfp4_append_and_rotate",
+    "nvfp4_float16",
 )
 
 
@@ -73,6 +75,10 @@ SM90 = (
     "chunk_in_pages_of_5",
     "fp8_pages_of_1",
     "fp8_leftpad_in_large_pages",
+    "nvfp4_in_pages",
+    "nvfp4_chunk",
+    "nvfp4_wide",
+    "nvfp4_packed_append",
 )
 
 
@@ -90,6 +96,9 @@ SM100 = (
     "pages_of_1",
     "leftpad_in_pages",
     "fp8_pages_of_1",
+    "nvfp4_in_pages",
+    "nvfp4_leftpad",
+    "nvfp4_append",
 )
 SOME = {"sm80": SM80, "sm90": SM90, "sm100": SM100}
 

@@ -8,8 +8,12 @@ import torch
 import fa4
 from fa4.emulator import emulate
 from fa4.fallback import tiles
+from fa4.oracle import cases
 from fa4.runtime import nvfp4
 from fa4.runtime.device import chip_by_number, emulating
+
+from .named import CASES
+from .problem import build
 
 HEADS, COLUMNS, ROWS = 2, 64, 150
 SCALED = ("k_cache", "v_cache", "k_descale", "v_descale")
@@ -146,6 +150,27 @@ def test_the_append_kernel_rounds_as_the_recipe(dtype, seed):
         codes, expected = nvfp4.quantised(new)
         assert torch.equal(cache.view(torch.uint8), codes), f"seed {seed}"
         assert torch.equal(scale.view(torch.uint8), expected.view(torch.uint8)), f"seed {seed}"
+
+
+def _nibbles_swapped(x):
+    codes = x.view(torch.uint8)
+    return (codes << 4 | codes >> 4).view(nvfp4.DTYPE)
+
+
+MUTANTS = {
+    "scales of the next columns": dict(v_descale=lambda x: x.roll(1, -1)),
+    "scales of another row": dict(k_descale=lambda x: x.roll(1, 1)),
+    "columns of a byte swapped": dict(k_cache=_nibbles_swapped),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_a_kernel_must_not_read_is_found(name, seed):
+    """Results as of a kernel that reads elsewhere are judged wrong."""
+    built = build(CASES["nvfp4_in_pages"], seed)
+    changes = {x: change(built.arguments[x]) for x, change in MUTANTS[name].items()}
+    with emulate("sm_90a", seed=seed), pytest.raises(AssertionError):
+        cases.assert_right(cases.judge_forward(built.problem, *built.call(**changes)), name)
 
 
 def test_no_more_than_a_tile_is_dequantised_at_once(seed):
