@@ -84,6 +84,7 @@ ON_CACHES = {
     "dense": dict(cache_seqlens=i32(5, 6), causal=True),
     "pages": dict(page_table=TABLE_OF_PAGES, cache_seqlens=i32(5, 6), window_size=(9, 0)),
     "bytes_and_appends": dict(page_table=TABLE_OF_PAGES, cache_seqlens=i32(5, 6), causal=True, bits=8, **NEW, **ANGLES),
+    "nvfp4_and_appends": dict(page_table=TABLE_OF_PAGES, cache_seqlens=i32(5, 6), causal=True, bits=4, **NEW, **ANGLES),
     "rows_and_padding": dict(cache_batch_idx=i32(1, 0), cache_leftpad=i32(1, 0), cache_seqlens=i32(5, 6)),
     "packed_queries": dict(cu_seqlens_q=i32(0, 1, 4), max_seqlen_q=3, cache_seqlens=i32(5, 6), causal=True),
     "a_mask_and_a_sink": dict(cache_seqlens=i32(5, 6), mask_mod=fa4.masks.causal, learnable_sink=torch.zeros(4)),
@@ -120,9 +121,14 @@ def test_what_a_decoder_asks_for_is_compiled_ahead(asked, kept, monkeypatch, tmp
     monkeypatch.setenv("FA4_RECORD", str(record))
     monkeypatch.setattr(recording, "_added", set())
     call = dict(call)
-    dtype = torch.int8 if call.pop("bits", 16) == 8 else BF16
-    pages = (8, 16) if "page_table" in call else (2, 64)
-    cache = [torch.zeros(*pages, 2, 64, dtype=BF16).to(dtype) for _ in range(2)]
+    bits, pages = call.pop("bits", 16), (8, 16) if "page_table" in call else (2, 64)
+    cache = [torch.zeros(*pages, 2, 64, dtype=BF16) for _ in range(2)]
+    if bits == 8:
+        cache = [x.to(torch.int8) for x in cache]
+    if bits == 4:
+        quantised = [fa4.quantize(x, "nvfp4") for x in cache]
+        cache = [x.data for x in quantised]
+        call |= dict(zip(("k_descale", "v_descale"), (x.scales for x in quantised)))
     q = torch.zeros(*((4,) if "cu_seqlens_q" in call else (2, 1)), 4, 64, dtype=BF16)
     with emulating(chip_by_number(chip)):
         fa4.flash_attn_with_kvcache(q, *cache, **call)

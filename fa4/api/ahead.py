@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..mods.ir.record import Mods, ModSpec
-from ..runtime import disk, jit, scaled_rows
+from ..runtime import disk, jit, nvfp4, scaled_rows
 from ..runtime.device import chip_by_number, chip_of, emulating
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, Operands, ProblemSize, Saved
 from ..torch_ops import low_precision, ops, run
@@ -129,15 +129,16 @@ def _with_cache(inputs: AttentionInputs, problem: AheadProblem) -> tuple[Attenti
     kind = spec.cache
     assert kind is not None
     shape = (batch, rows) if kind.page_size is None else (batch * -(-rows // kind.page_size), kind.page_size)
-    columns = scaled_rows.BYTES_OF_ROW if kind.has_scaled_rows else spec.head_dim
-    k, v = (
-        torch.empty(*shape, spec.heads_kv, dim, dtype=kind.dtype or spec.dtype) for dim in (columns, spec.head_dim_v)
-    )
+    dims = scaled_rows.BYTES_OF_ROW if kind.has_scaled_rows else spec.head_dim, spec.head_dim_v
+    per_element = nvfp4.PER_BYTE if kind.is_nvfp4 else 1
+    k, v = (torch.empty(*shape, spec.heads_kv, dim // per_element, dtype=kind.dtype or spec.dtype) for dim in dims)
     numbers = torch.zeros(batch, dtype=torch.int32)
-    factors = torch.ones(batch, spec.heads_kv) if kind.converts_kv else None
+    factors = [torch.ones(batch, spec.heads_kv) if kind.converts_kv else None] * 2
+    if kind.is_nvfp4:
+        factors = [torch.empty(*shape, spec.heads_kv, dim // nvfp4.COLUMNS, dtype=nvfp4.SCALE_DTYPE) for dim in dims]
     table = None if kind.page_size is None else torch.zeros(batch, shape[0] // batch, dtype=torch.int32)
     batch_idx, leftpad = (numbers if is_given else None for is_given in (kind.has_batch_idx, kind.has_leftpad))
-    cache = Cache(table, batch_idx, leftpad, factors, factors)
+    cache = Cache(table, batch_idx, leftpad, *factors)
     return inputs._replace(k=k, v=v, cu_seqlens_k=None), cache
 
 
