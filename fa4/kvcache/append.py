@@ -44,16 +44,16 @@ class Append:
             with torch.cuda.device(self._device):
                 return self(a)
         seqlens, rotated = self._seqlens(), None if self._rotated is None else self._rotated()
-        caches, factors = (a.k_cache, a.v_cache), (a.k_descale, a.v_descale)
+        caches, k_descale, v_descale = (a.k_cache, a.v_cache), a.k_descale, a.v_descale
         if a.converted_dtype is not None:
             caches = a.k_cache.view(torch.uint8), a.v_cache.view(torch.uint8)
-        if a.k_scales is not None and a.v_scales is not None:
-            factors = a.k_scales.view(torch.uint8), a.v_scales.view(torch.uint8)
+            if a.k_scales is not None and a.v_scales is not None:
+                k_descale, v_descale = a.k_scales.view(torch.uint8), a.v_scales.view(torch.uint8)
         rotates = rotated is not None
         queries = (a.q, rotated, a.cu_seqlens_q) if rotates else (None, None, None)
         self._launch(
             (*queries[:2], a.k, a.v, *caches, a.cache_seqlens, seqlens, queries[2], a.cu_seqlens_k_new, a.cos, a.sin,
-             a.rotary_seqlens if rotates else None, a.page_table, a.batch_idx, *factors)
+             a.rotary_seqlens if rotates else None, a.page_table, a.batch_idx, k_descale, v_descale)
         )  # fmt: skip
         return rotated, seqlens
 

@@ -55,7 +55,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache, with factors beside it
-CONVERTED = (*BYTES, scaled_rows.DTYPE, nvfp4.DTYPE)  # dtypes of K/V in a cache that become q's or float16
+CONVERTED = frozenset((*BYTES, scaled_rows.DTYPE, nvfp4.DTYPE))  # dtypes of K/V in a cache that become q's or float16
 
 
 @dataclass(frozen=True, slots=True)
