@@ -12,7 +12,8 @@ are replaced by m or by 128 s; the difference of both floats is the value.
 
 e2m1, times an e4m3 scale (NVFP4): for bits s ee m, the float with these exponent and mantissa fields is the value times
 2^-14 in float16, 2^-126 in bfloat16, also for ee = 0. It is multiplied by the scale times 2^7 or 2^119, which no scale
-moves out of range. So the product is value * scale / `UNIT`, of six significant bits, exact in both types.
+moves out of range. So the product is value * scale / `UNIT`, of six significant bits, exact in both types. Blackwell
+converts two values at a time to float16, which the scale / `UNIT` multiplies.
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ def scaled(word: Int32, factor: Float32, has_cvt: bool = True) -> list[Int32]:
     ]
 
 
-def e2m1_times(word: Int32, scale: Int32, dtype: type[cutlass.Numeric]) -> list[Int32]:
-    """Convert eight e2m1 values to four words of two `dtype` values. scale: from `scale_pair`."""
+def e2m1_times(word: Int32, scale: Int32, dtype: type[cutlass.Numeric], has_cvt: bool) -> list[Int32]:
+    """Convert eight e2m1 values to four words of two `dtype` values. scale: from `scale_pair`. has_cvt: the chip has a
+    conversion of e2m1 to float16."""
+    if has_cvt and dtype is cutlass.Float16:
+        return [_product(pair, scale, dtype) for pair in _cvt_e2m1(word)]
     shift = 3 if dtype is cutlass.Float16 else 6
     even, pairs = word << 4, list[Int32]()
     for byte in range(4):
@@ -76,9 +80,12 @@ def e2m1_times(word: Int32, scale: Int32, dtype: type[cutlass.Numeric]) -> list[
     return pairs
 
 
-def scale_pair(byte: Int32, dtype: type[cutlass.Numeric], has_cvt: bool = True) -> Int32:
-    """Convert an e4m3 scale to a word of twice what `e2m1_times` multiplies by."""
-    factor = 2.0**7 if dtype is cutlass.Float16 else 2.0**119
+def scale_pair(byte: Int32, dtype: type[cutlass.Numeric], has_cvt: bool, has_cvt_e2m1: bool) -> Int32:
+    """Convert an e4m3 scale to a word of twice what `e2m1_times` multiplies by. has_cvt: the chip has a conversion of
+    e4m3."""
+    factor = 2.0**119
+    if dtype is cutlass.Float16:
+        factor = 1 / UNIT if has_cvt_e2m1 else 2.0**7
     if not has_cvt:
         return _times(_e4m3_to_float(byte | (byte << 16), dtype), factor, dtype)
     pair, _ = _cvt_e4m3(byte | (byte << 8))
@@ -154,6 +161,22 @@ def _cvt_e4m3(word: Int32) -> tuple[Int32, Int32]:
         cvt.rn.f16x2.e4m3x2 {$w1}, high;
         }""",
         write_only_types=[Int32, Int32],
+        read_only_args=[word],
+    )
+
+
+def _cvt_e2m1(word: Int32) -> tuple[Int32, ...]:
+    """Convert eight e2m1 values to four pairs of float16."""
+    return cute.arch.inline_ptx(
+        """{
+        .reg .b8 b0, b1, b2, b3;
+        mov.b32 {b0, b1, b2, b3}, {$r0};
+        cvt.rn.f16x2.e2m1x2 {$w0}, b0;
+        cvt.rn.f16x2.e2m1x2 {$w1}, b1;
+        cvt.rn.f16x2.e2m1x2 {$w2}, b2;
+        cvt.rn.f16x2.e2m1x2 {$w3}, b3;
+        }""",
+        write_only_types=[Int32] * 4,
         read_only_args=[word],
     )
 

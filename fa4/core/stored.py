@@ -22,12 +22,13 @@ from .vec_io import load_vec
 
 @dataclass(frozen=True)
 class Stored(Constant):
-    """Format of stored numbers and of their operands. source: dtype in the cache; dtype: that of the operand. has_cvt:
-    the chip converts e4m3."""
+    """Format of stored numbers and of their operands. source: dtype in the cache; dtype: that of the operand. has_cvt,
+    has_cvt_e2m1: the chip has conversions of e4m3 and of e2m1."""
 
     source: cutlass.Constexpr[torch.dtype]
     dtype: cutlass.Constexpr[type[cutlass.Numeric]]
     has_cvt: cutlass.Constexpr[bool] = True
+    has_cvt_e2m1: cutlass.Constexpr[bool] = False
 
     @property
     def has_scales(self) -> bool:
@@ -56,5 +57,5 @@ class Stored(Constant):
         if not self.has_scales:
             return [x for word in loaded for x in upconverted(word, self.source, self.dtype, self.has_cvt)]
         *words, scale = loaded
-        pair = scale_pair(scale, self.dtype, self.has_cvt)
-        return [x for word in words for x in e2m1_times(word, pair, self.dtype)]
+        pair = scale_pair(scale, self.dtype, self.has_cvt, self.has_cvt_e2m1)
+        return [x for word in words for x in e2m1_times(word, pair, self.dtype, self.has_cvt_e2m1)]

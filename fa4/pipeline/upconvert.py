@@ -27,7 +27,7 @@ class Upconversion(Constant):
     """A warpgroup's conversion into a ring of 16-bit tiles.
 
     first: address of the ring's first stage. step: bytes between stages. tile: of a multiple of 32 rows. source, dtype:
-    types of the stored and of the 16-bit values.
+    types of the stored and of the 16-bit values. has_cvt_e2m1: see `Stored`.
     """
 
     first: Int32
@@ -35,6 +35,7 @@ class Upconversion(Constant):
     tile: cutlass.Constexpr[Tile]
     source: cutlass.Constexpr[torch.dtype]
     dtype: cutlass.Constexpr[type[cutlass.Numeric]]
+    has_cvt_e2m1: cutlass.Constexpr[bool] = False
 
     def move(self, ring: ByteRing, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
         """Whole warpgroup: wait for an 8-bit tile, load and release it, and store its 16-bit tile."""
@@ -52,7 +53,7 @@ class Upconversion(Constant):
 
     @property
     def stored(self) -> Stored:
-        return Stored(self.source, self.dtype)
+        return Stored(self.source, self.dtype, has_cvt_e2m1=self.has_cvt_e2m1)
 
     @property
     def shares(self) -> list[tuple[int, int]]:

@@ -26,8 +26,10 @@ from .work import Queue, key_block
 def convert(context: Sm100ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     converted = produce(ends.convert_mma_KV)
-    to_k = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
-    to_v = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
+    to_k, to_v = (
+        Upconversion(smem.address("KV"), cfg.kv_stage_bytes, tile, cfg.cache.dtype, dtype, has_cvt_e2m1=True)
+        for tile, dtype in ((cfg.k_operand, cfg.dtype), (cfg.v_operand, cfg.v_dtype))
+    )
     if const_expr(cfg.kv_load is KvLoad.FETCH):
         convert_fetched(context, ends, to_k, to_v, converted)
     else:
