@@ -73,6 +73,7 @@ class ForwardVariant(ForwardOptions):
     rescale_threshold: float
     smem_bytes: int
     loads_v: ClassVar[bool] = True  # False: V is the first columns of K
+    has_cvt_e2m1: ClassVar[bool] = False  # whether the chip converts e2m1 to float16
 
     if TYPE_CHECKING:  # defined by each chip's configuration; see `Variant.ctas`
 
@@ -142,8 +143,11 @@ class ForwardVariant(ForwardOptions):
     def v_dtype(self) -> type[Numeric]:
         """Dtype of the operands P and V. 8-bit V: float16. Its conversion takes half as many instructions as to
         bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits. But
-        factors inside rows may be beyond the range of float16."""
-        return Float16 if self.converts_kv and not self.cache.has_scaled_rows else self.operand_dtype
+        factors inside rows may be beyond the range of float16. Without an instruction of the chip, the conversion of
+        4-bit numbers to bfloat16 is the shorter one."""
+        if not self.converts_kv or self.cache.has_scaled_rows or (self.has_scales and not self.has_cvt_e2m1):
+            return self.operand_dtype
+        return Float16
 
     @property
     def largest_p(self) -> int:

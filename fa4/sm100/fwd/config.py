@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import cutlass
 from cutlass import Uint8
@@ -59,6 +59,7 @@ class Sm100ForwardConfig(ForwardVariant):
     tile_n: int = 128
     direct_store: bool = False
     per_sm: int = 1
+    has_cvt_e2m1: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rows_per_query != self.packed_heads and not self.direct_store:

@@ -27,7 +27,9 @@ def convert(context: Sm100ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     converted = produce(ends.convert_mma_KV)
     to_k, to_v = (
-        Upconversion(smem.address("KV"), cfg.kv_stage_bytes, tile, cfg.cache.dtype, dtype, has_cvt_e2m1=True)
+        Upconversion(
+            smem.address("KV"), cfg.kv_stage_bytes, tile, cfg.cache.dtype, dtype, has_cvt_e2m1=cfg.has_cvt_e2m1
+        )
         for tile, dtype in ((cfg.k_operand, cfg.dtype), (cfg.v_operand, cfg.v_dtype))
     )
     if const_expr(cfg.kv_load is KvLoad.FETCH):
