@@ -9,17 +9,17 @@ import functools
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ..mods.ir.record import ModSpec
-from . import recording
+from . import limits, recording
 from .device import Chip
+from .limits import Limit
 from .plan import Plan
-from .spec import MOST_KEYS_OF_8BIT_P, MX_BLOCK, AttentionSpec, Feature, Operands, ProblemSize
+from .spec import MOST_KEYS_OF_8BIT_P, AttentionSpec, Feature, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
 _E4M3_FEATURES = frozenset((Feature.OPERANDS_8BIT, Feature.BLOCK_SCALES))  # without them, e4m3 is dequantised before
@@ -61,20 +61,6 @@ class HeadDims:
         largest = self.largest if self.largest_v is None else (self.largest, self.largest_v)
         rule = [f"multiples of {self.multiple} up to {largest}"] if self.largest else []
         return ", ".join([*rule, *(f"({d}, {dv})" for d, dv in self.pairs)])
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Unsupported part of a feature that a row has: a text, and a test that yields the parts a spec needs. of: the
-    features; the text applies to rows that have one of them."""
-
-    text: str
-    of: frozenset[Feature]
-    refusals: Callable[[AttentionSpec], Iterator[str]]
-
-
-def _limit(text: str, *of: Feature) -> Callable[[Callable[[AttentionSpec], Iterator[str]]], Limit]:
-    return lambda refusals: Limit(text, frozenset(of), refusals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,108 +114,7 @@ class Backend:
         return made
 
 
-# Loads of captured tensors by a function: each costs at least one instruction for every element, in sequence.
-_MOST_LOADS = 64
-
-
-@_limit(
-    f"a score_mod or mask_mod that reads more than {_MOST_LOADS} captured numbers for each pair",
-    Feature.SCORE_MOD, Feature.MASK_MOD,
-)  # fmt: skip
-def _mod_limits(spec: AttentionSpec) -> Iterator[str]:
-    mods = spec.mods or ModSpec()
-    for role, graph in (("score_mod", mods.score), ("mask_mod", mods.mask)):
-        count = 0 if graph is None else len(graph.loads())
-        if count > _MOST_LOADS:
-            yield f"lacks a {role} that reads {count} captured numbers for each pair (has up to {_MOST_LOADS})"
-
-
-@_limit(
-    "a block_mask whose block sizes share no factor of 16 with 128, or, inside torch.compile, are no multiples of it",
-    Feature.BLOCK_MASK,
-)
-def _block_limits(spec: AttentionSpec) -> Iterator[str]:
-    block = None if spec.mods is None else spec.mods.block
-    if block is not None and any(size % 128 for size in block):
-        yield f"lacks block_mask with blocks of {block} (has multiples of 128)"
-
-
-@_limit(
-    "gradients of captured tensors: deterministic ones of elements that several pairs read, and those of elements "
-    "chosen by the number of a packed sequence",
-    Feature.CAPTURED_GRADIENTS,
-)
-def _captured_limits(spec: AttentionSpec) -> Iterator[str]:
-    graph = None if spec.mods is None else spec.mods.score
-    if graph is None or Feature.CAPTURED_GRADIENTS not in spec.features():
-        return
-    for scatter in graph.scatters:
-        if not graph.is_per_head(scatter):
-            if spec.deterministic and not graph.has_single_writer(scatter):
-                yield "lacks deterministic gradients of captured tensors to whose elements several pairs add"
-        elif spec.varlen and "b" in graph.inputs_of(*scatter.indices):
-            yield "lacks gradients of captured tensors that are chosen by packed sequences"
-
-
-@_limit("scales of blocks of 32 columns of a head_dim that is no multiple of 32", Feature.BLOCK_SCALES)
-def _block_scale_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.operands is Operands.MXFP8 and spec.head_dim % MX_BLOCK:
-        yield f"lacks scales of blocks of head_dim {spec.head_dim} (has multiples of {MX_BLOCK})"
-
-
-@_limit(
-    "a cache of 8-bit numbers of a head_dim that is no multiple of 16, of 4-bit ones that is none of 32",
-    Feature.CACHE_8BIT, Feature.CACHE_4BIT,
-)  # fmt: skip
-def _cache_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.cache is None or not spec.cache.converts_kv:
-        return
-    bits, multiple = spec.cache.bits, 16 * 8 // spec.cache.bits  # 16 bytes
-    if spec.head_dim % multiple or spec.head_dim_v % multiple:
-        dims = f"head_dim ({spec.head_dim}, {spec.head_dim_v})"
-        yield f"lacks a cache of {bits}-bit numbers of {dims} (has multiples of {multiple})"
-
-
-@_limit(
-    "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192 (of 8-bit numbers: up to 256; "
-    "none of 4-bit numbers)",
-    Feature.PAGES,
-)
-def _sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
-    widest = max(spec.head_dim, spec.head_dim_v)
-    is_fetched = spec.cache is not None and spec.cache.converts_kv and (spec.cache.is_nvfp4 or widest > 256)
-    if spec.cache is None or not spec.cache.is_scattered or is_fetched:
-        return
-    if widest > 192:
-        yield f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)"
-
-
-@_limit("a v that is not the memory of k's first columns, as in a cache of latents", Feature.HEAD_DIM_V)
-def _latent_limits(spec: AttentionSpec) -> Iterator[str]:
-    if not spec.v_in_k:
-        yield "lacks a v that is not the memory of k's first columns"
-
-
-@_limit("pages of 16-bit numbers of a size that is no multiple of 8, or with cache_leftpad", Feature.PAGES)
-def _scattered_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.cache is not None and spec.cache.is_scattered and not spec.cache.converts_kv:
-        yield "lacks single rows of pages (has pages of multiples of 8 rows, without cache_leftpad)"
-
-
-@_limit("dropout_p above head_dim 128", Feature.DROPOUT)
-def _sm90_dropout_limits(spec: AttentionSpec) -> Iterator[str]:
-    if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its random words would spill registers
-        yield f"lacks dropout_p with all else at head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 128)"
-
-
-@_limit("a cache of 4-bit numbers above head_dim 256", Feature.CACHE_4BIT)
-def _nvfp4_limits(spec: AttentionSpec) -> Iterator[str]:
-    dims = spec.head_dim, spec.head_dim_v
-    if spec.cache is not None and spec.cache.is_nvfp4 and max(dims) > 256:
-        yield f"lacks a cache of 4-bit numbers of head_dim {dims} (has up to 256)"
-
-
-_LIMITS = _mod_limits, _block_limits, _captured_limits, _cache_8bit_limits
+_LIMITS = limits.mod_limits, limits.block_limits, limits.captured_limits, limits.narrow_cache_limits
 _CUTE = ("cutlass.cute", "tvm_ffi")
 _WIDE = HeadDims(multiple=8, largest=256)
 _SM80 = Backend(
@@ -242,7 +127,7 @@ _SM80 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
-    limits=(*_LIMITS, _nvfp4_limits),
+    limits=(*_LIMITS, limits.nvfp4_limits),
 )
 _SM90 = Backend(
     name="sm90",
@@ -254,7 +139,7 @@ _SM90 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm90.plan",
     requires=_CUTE,
-    limits=(*_LIMITS, _sm90_dropout_limits),
+    limits=(*_LIMITS, limits.sm90_dropout_limits),
 )
 _SM90_WIDE = replace(_SM90, head_dims=_WIDE, limits=_LIMITS)
 _SM100 = replace(
@@ -265,7 +150,7 @@ _SM100 = replace(
     on=lambda chip: chip.number in (100, 103),
     head_dims=HeadDims(multiple=8, largest=576),
     module="fa4.sm100.plan",
-    limits=(*_LIMITS, _sm100_page_limits, _nvfp4_limits),
+    limits=(*_LIMITS, limits.sm100_page_limits, limits.nvfp4_limits),
 )
 
 _SM90_LATENT = replace(
@@ -274,7 +159,7 @@ _SM90_LATENT = replace(
     head_dims=HeadDims(largest=0, pairs=((576, 512), (512, 512))),
     features=_SM90.features - MODS - _BACKWARD_FEATURES - {Feature.CACHE_4BIT},
     module="fa4.sm90.latent.plan",
-    limits=(_latent_limits, _scattered_limits),
+    limits=(limits.latent_limits, limits.scattered_limits),
 )
 
 _PORTABLE_BACKWARD: dict[str, Any] = dict(summary="the same, with the backward of sm80", backward=_SM80.name)
@@ -284,7 +169,7 @@ _SM90_WIDEST = replace(
     head_dims=HeadDims(multiple=8, largest=576, largest_v=512),
     features=_SM90.features - {Feature.CACHE_8BIT, Feature.CACHE_4BIT, Feature.SCALED_ROWS, Feature.DROPOUT},
     module="fa4.sm90.fwd.widest.plan",
-    limits=(_mod_limits, _block_limits, _captured_limits, _scattered_limits),
+    limits=(limits.mod_limits, limits.block_limits, limits.captured_limits, limits.scattered_limits),
 )
 
 _SM90_FP8 = replace(
@@ -306,7 +191,7 @@ _SM100_FP8 = replace(
     summary="CuTe DSL, tcgen05 and TMA, products of e4m3",
     head_dims=HeadDims(multiple=16, largest=256),
     features=_SM100.features - _CACHE_FEATURES - _BACKWARD_FEATURES | {Feature.OPERANDS_8BIT},
-    limits=(_mod_limits, _block_limits),
+    limits=(limits.mod_limits, limits.block_limits),
 )
 _SM100_FP8_TRAINING = replace(
     _SM100_FP8,
@@ -322,7 +207,7 @@ _SM100_MXFP8 = replace(
     summary="CuTe DSL, tcgen05 and TMA, products of e4m3 with scales of blocks of 32 numbers",
     head_dims=HeadDims(multiple=16, largest=128, pairs=((192, 128),)),
     features=_SM100_FP8.features - {Feature.BLOCK_MASK, Feature.BATCH_INVARIANT} | {Feature.BLOCK_SCALES},
-    limits=(_mod_limits, _block_scale_limits),
+    limits=(limits.mod_limits, limits.block_scale_limits),
     least_queries=129,  # fewer are read from memory faster than they are multiplied
 )
 
