@@ -91,6 +91,8 @@ class Upconversion(Constant):
         bases = self.store_bases(tile_address)
         for share, packed in zip(self.shares, loaded):
             self.store(bases, share, packed)
+            if self.stored.has_scales:  # else the compiler converts several shares at once, and spills
+                cute.arch.sync_warp()
 
     def store_bases(self, tile_address: Int32) -> list[Int32]:
         """Return what `store` takes for the tile at `tile_address`: the addresses of this thread's first two chunks."""
