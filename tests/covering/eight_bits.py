@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import fa4
+from fa4.oracle import cases
 from fa4.runtime.device import chip_of
-from fa4.runtime.spec import Operands, Saved
+from fa4.runtime.spec import Saved
 from fa4.torch_ops import low_precision
 from fa4.torch_ops.descales import dequantized
 from tests.covering import calls, layouts
@@ -23,13 +24,21 @@ from tests.fp8.heads import E4M3, noting_kernels, rounding_of
 _AS_CALL = dict(dtype="bfloat16", captured="fixed", direction="inference", deterministic="no", dlse="no")
 
 
+def as_multiplied(problem: cases.Problem, natives: dict[str, Any], chip: int, has_dropout: bool) -> cases.Problem:
+    """The problem with the roundings of the kernel that multiplied 8-bit numbers, if one did."""
+    if natives.get("native") is None:
+        return problem
+    problem = replace(problem, spec=replace(problem.spec, operands=natives["native"]))
+    return replace(problem, rounding=rounding_of(problem, chip, has_dropout, natives["extent"]))
+
+
 @dataclass
 class EightBitCall(calls.Call):
-    """tensors: q, k and v of e4m3, and their factors. operands: what a kernel multiplied in 8 bits, or None. chip:
-    number of the one that ran it."""
+    """tensors: q, k and v of e4m3, and their factors. natives: see `noting_kernels`. chip: number of the one that
+    ran it."""
 
     tensors: dict[str, Any] = field(default_factory=dict)
-    operands: Operands | None = None
+    natives: dict[str, Any] = field(default_factory=dict)
     chip: int = 0
 
     def run(self, backend: str = "auto") -> dict[str, Tensor]:
@@ -40,16 +49,12 @@ class EightBitCall(calls.Call):
             given |= dict(cu_seqlens_q=i.cu_seqlens_q, cu_seqlens_k=i.cu_seqlens_k)
 
         function: Any = fa4.flash_attn_varlen_func if i.varlen else fa4.flash_attn_func
-        with torch.no_grad(), noting_kernels() as taken:
+        with torch.no_grad(), noting_kernels() as self.natives:
             out, lse = function(**given, return_lse=True)
-        self.operands = taken.get("native")
         return {"out": out, "lse": lse}
 
     def judged(self, results: dict[str, Tensor]) -> list[Judged]:
-        problem = self.problem
-        if self.operands is not None:
-            problem = replace(problem, spec=replace(problem.spec, operands=self.operands))
-            problem = replace(problem, rounding=rounding_of(problem, self.chip, self.kept is not None))
+        problem = as_multiplied(self.problem, self.natives, self.chip, self.kept is not None)
         return judge(problem, results, self.functions, self.kept)
 
 
@@ -87,10 +92,10 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
 
 @dataclass
 class TrainedCall(calls.Call):
-    """A training call that rounds to 8 bits. natives: what kernels multiplied in 8 bits, forward and backward.
+    """A training call that rounds to 8 bits. natives: see `noting_kernels`.
     chip: number of the one that ran it."""
 
-    natives: dict[str, Operands | None] = field(default_factory=dict)
+    natives: dict[str, Any] = field(default_factory=dict)
     chip: int = 0
 
     def run(self, backend: str = "auto") -> dict[str, Tensor]:
@@ -102,9 +107,7 @@ class TrainedCall(calls.Call):
         problem, precision = self.problem, self.precision["precision"]
         eight, descales = low_precision.rounded(problem.inputs, precision)
         problem = replace(problem, inputs=dequantized(eight, descales, torch.float32))
-        if self.natives["native"]:
-            problem = replace(problem, spec=replace(problem.spec, operands=self.natives["native"]))
-            problem = replace(problem, rounding=rounding_of(problem, self.chip, self.kept is not None))
+        problem = as_multiplied(problem, self.natives, self.chip, self.kept is not None)
         outs = ("out", "lse")
         verdict = judge(problem, {name: results[name] for name in outs}, self.functions, self.kept)
         rounding = {name: x for name, x in problem.rounding.items() if name != "sum_bits"}

@@ -33,12 +33,13 @@ CASES = (
 )
 
 
-def rounding_of(problem, chip, has_dropout=False):
-    """How a chip's kernel rounds products of e4m3, as options of the reference. chip: its number."""
+def rounding_of(problem, chip, has_dropout=False, extent=None):
+    """How a chip's kernel rounds products of e4m3, as options of the reference. chip: its number. extent: what the call
+    said, whose bounds may be larger than the longest sequences."""
     i = problem.inputs
     operands = problem.spec.operands or Operands.E4M3
     spec = replace(problem.spec, dtype=torch.bfloat16, operands=operands)
-    extent = ProblemSize(i.batch, i.max_seqlen_q, i.max_seqlen_k)
+    extent = extent or ProblemSize(i.batch, i.max_seqlen_q, i.max_seqlen_k)
     if chip == 90:
         line = Fp8Forward(spec, extent, chip_by_number(chip)).cfg.line
         return reference.HOPPER_8BIT | ({"line": (line, 16)} if line else {})
@@ -91,14 +92,15 @@ def judged(problem, out, lse):
 
 
 @contextlib.contextmanager
-def noting_kernels() -> Iterator[dict[str, Operands | None]]:
+def noting_kernels() -> Iterator[dict[str, Any]]:
     """What kernels multiplied in 8 bits, of the last forward ("native") and backward ("native_backward"); None if they
-    multiplied 16 bits."""
-    taken: dict[str, Operands | None] = {}
+    multiplied 16 bits. "extent": of the forward."""
+    taken: dict[str, Any] = {}
     native, native_backward = low_precision.native, low_precision.native_backward
 
     def forward(inputs: Any, descales: Any, *others: Any) -> Any:
         found = native(inputs, descales, *others)
+        taken["extent"] = inputs.extent
         taken["native"] = None if found is None else operands_of(inputs, descales)
         return found
 
