@@ -85,8 +85,10 @@ def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forw
     if spec.has_blocks:
         return 1
     count = work_tiles(spec, extent, packed_heads(spec, extent, tiles), tiles.ctas * tiles.consumers * ROWS)
-    # Few rows: as many parts as keep the memory busy; 8-bit keys, which are converted, need more.
-    slots = chip.sms * (7 if tiles.kv8_stages else 6) // 8 if tiles.consumers == 1 else chip.sms // tiles.ctas
+    # Few rows: as many parts as keep the memory busy. Keys that are converted need more; of 4-bit keys that is the limit.
+    is_nvfp4 = spec.cache is not None and spec.cache.is_nvfp4
+    eighths = 8 if is_nvfp4 else 7 if tiles.kv8_stages else 6
+    slots = chip.sms * eighths // 8 if tiles.consumers == 1 else chip.sms // tiles.ctas
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
 
 
