@@ -141,7 +141,7 @@ def add_to_accumulator(
         dq.arrive(0)
         row = lane // 32 * 16 + lane % 32
         chunk_target = target + chunks * (CHUNK_BYTES // 4)
-        add_chunk(context, high, row, cfg.columns - LANES, chunk_target, is_issuer, stage, ordered, lane % 32 < 16)
+        add_chunks(context, [high], row, cfg.columns - LANES, chunk_target, is_issuer, stage, ordered, lane % 32 < 16)
         stage = (stage + 1) % DQ_STAGES
         dq.wait(last)
     for first in cutlass.range_constexpr(0, chunks, DQ_STAGES):
@@ -150,12 +150,13 @@ def add_to_accumulator(
         tmem.wait_loads()
         if const_expr(batch[-1] == chunks - 1):
             dq.arrive(last)
-        for i in cutlass.range_constexpr(len(loaded)):
+        count = min(cfg.chunks_together, len(batch))
+        for i in cutlass.range_constexpr(0, len(batch), count):
             chunk_target = target + batch[i] * (CHUNK_BYTES // 4)
             is_first = const_expr(batch[i] == 0 and not cfg.dq_transposed)
             order = ordered if is_first else None
-            add_chunk(context, loaded[i], lane, LANES, chunk_target, is_issuer, stage, order)
-            stage = (stage + 1) % DQ_STAGES
+            add_chunks(context, loaded[i : i + count], lane, LANES, chunk_target, is_issuer, stage, order)
+            stage = (stage + count) % DQ_STAGES
     return stage
 
 
@@ -178,9 +179,9 @@ def issue_addition(smem_ptr: cute.Pointer, target: cute.Pointer):
 
 
 @cute.jit
-def add_chunk(
+def add_chunks(
     context: Sm100BackwardContext,
-    dq: list,
+    chunks: list,
     row: Int32,
     rows: cutlass.Constexpr[int],
     target: cute.Pointer,
@@ -189,19 +190,22 @@ def add_chunk(
     ordered: OrderedAdd | None,
     is_active: Boolean = True,
 ):
-    """Stage a chunk (this thread stores row `row`) and start its addition. ordered: of the first chunk of a step."""
-    smem_ptr = stage_ptr(context, stage)
+    """Stage neighbouring chunks (this thread stores row `row`) and start their additions. ordered: of the first chunk
+    of a step."""
     if is_issuer:
-        cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)  # the last addition from this stage has read it
+        # The last additions from these stages have read them.
+        cute.arch.cp_async_bulk_wait_group(DQ_STAGES - len(chunks), read=True)
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
     if is_active:
-        store_chunk(dq, smem_ptr, row, rows)
+        for i in cutlass.range_constexpr(len(chunks)):
+            store_chunk(chunks[i], stage_ptr(context, (stage + i) % DQ_STAGES), row, rows)
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
     if is_issuer:
-        if const_expr(ordered is None):
-            issue_addition(smem_ptr, target)
-        else:
+        pending = Int32(NO_RELEASE)
+        if const_expr(ordered is not None):
             pending = acquire_order(context, ordered)
-            issue_addition(smem_ptr, target)
-            release_pending(context, pending, 1)
+        for i in cutlass.range_constexpr(len(chunks)):
+            issue_addition(stage_ptr(context, (stage + i) % DQ_STAGES), target + i * (CHUNK_BYTES // 4))
+        if const_expr(ordered is not None):
+            release_pending(context, pending, len(chunks))
