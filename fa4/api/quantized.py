@@ -57,7 +57,7 @@ def quantize(
 
     Args:
         x: (batch, seqlen, heads, head_dim), or packed (total, heads, head_dim); float16, bfloat16 or float32, any
-            strides. A cache: its pages are the batch.
+            strides. A cache: its pages may be the batch, but not with smooth.
         recipe: "tensor", "head", "block128", "mxfp8" or "nvfp4".
         axis: "head_dim" or "tokens": the axis of the blocks of "mxfp8".
         heads: number of heads that scales have, for "head" and "block128"; neighbouring heads share a scale.

@@ -20,7 +20,7 @@ ALIGNMENT = 16  # bytes; alignment of the rows of q, k, v, out and dout, see `fa
 
 class Inputs(NamedTuple):
     """The tensors of a problem, in the order of `spec.AttentionInputs`. q, k, v: (batch, rows, heads, dim), or varlen
-    (rows, heads, dim), last stride 1; Tensors of 8 and 4 bits as uint8. sink: (heads_q,) float32. Then `Lengths`."""
+    (rows, heads, dim), last stride 1; those of 8 and 4 bits as uint8. sink: (heads_q,) float32. Then `Lengths`."""
 
     q: cute.Tensor
     k: cute.Tensor

@@ -50,7 +50,7 @@ class CacheTensors(NamedTuple):
             jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in (spec.has_batch_idx, spec.has_leftpad)
         )
         descales = (jit.fake_tensor(Float32, 2, align=4) if cfg.has_factors else None for _ in range(2))
-        if cfg.has_scales:
+        if cfg.is_nvfp4:
             descales = (jit.fake_tensor(Uint8, 4, align=1) for _ in range(2))
         of_blocks = (jit.fake_tensor(Uint8, 4, contiguous=True) if cfg.has_block_scales else None for _ in range(3))
         return CacheTensors(table, batch_idx, leftpad, *descales, *of_blocks)

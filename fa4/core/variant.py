@@ -106,14 +106,14 @@ class Variant(Constant):
         return self.operands is Operands.MXFP8
 
     @property
-    def has_scales(self) -> bool:
+    def is_nvfp4(self) -> bool:
         """Whether k and v have scales for each 16 columns (`runtime.nvfp4`)."""
         return self.converts_kv and self.cache.is_nvfp4
 
     @property
     def has_factors(self) -> bool:
         """Whether scores and v have factors, for each sequence and head."""
-        return self.has_bytes and not self.has_scales
+        return self.has_bytes and not self.is_nvfp4
 
     @property
     def operand_dtype(self) -> type[cutlass.Numeric]:

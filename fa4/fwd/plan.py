@@ -72,7 +72,7 @@ class ForwardDirection(Generic[Config]):
     def __init__(self, chip: Chip, cfg: Config, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
         self._has_8bit_q, self._has_bytes = cfg.operands is not None, cfg.has_bytes
-        self._has_scales = cfg.has_scales
+        self._is_nvfp4 = cfg.is_nvfp4
         self._has_cache_tensors = cfg.has_factors or (cfg.cache is not None and cfg.cache.has_tensors)
         self._varlen, self._fixed_sizes = cfg.varlen, tuple(sizes[2:])
         self._fixed_arguments = jit.fixed(scalars), jit.fixed(sizes)
@@ -82,7 +82,7 @@ class ForwardDirection(Generic[Config]):
     ) -> None:
         if self._has_bytes:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
-            if self._has_scales and cache is not None:
+            if self._is_nvfp4 and cache is not None:
                 scales = (cache.k_descale, cache.v_descale)
                 cache = Cache(*cache[:3], *(None if x is None else x.view(torch.uint8) for x in scales))
         if self._has_8bit_q:

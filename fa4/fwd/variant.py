@@ -145,7 +145,7 @@ class ForwardVariant(ForwardOptions):
         bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits. But
         factors inside rows may be beyond the range of float16. Without an instruction of the chip, the conversion of
         4-bit numbers to bfloat16 is the shorter one."""
-        if not self.converts_kv or self.cache.has_scaled_rows or (self.has_scales and not self.has_cvt_e2m1):
+        if not self.converts_kv or self.cache.has_scaled_rows or (self.is_nvfp4 and not self.has_cvt_e2m1):
             return self.operand_dtype
         return Float16
 

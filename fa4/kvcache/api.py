@@ -217,7 +217,7 @@ def _is_in_k(k_cache: Any, v_cache: Any) -> bool:
     try:
         if k_cache.dtype is scaled_rows.DTYPE:
             return True
-        if k_cache.shape[-1] <= WIDEST_SEPARATE or torch.compiler.is_compiling():
+        if k_cache.dtype is nvfp4.DTYPE or k_cache.shape[-1] <= WIDEST_SEPARATE or torch.compiler.is_compiling():
             return False
         return bool(v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride())
     except (AttributeError, IndexError, RuntimeError):  # no tensors, or without memory

@@ -112,6 +112,8 @@ def _check_cache(t: Tensors) -> None:
     elif nvfp4.columns_of(k) != t.q.shape[-1]:
         expected = f"(*, *, *, {t.q.shape[-1]})"
         if k.dtype is nvfp4.DTYPE:
+            if t.q.shape[-1] % nvfp4.PER_BYTE:
+                raise ValueError(f"q has {t.q.shape[-1]} columns, expected an even number to go with k_cache of 4 bits")
             expected = f"two of q's columns a byte, (*, *, *, {t.q.shape[-1] // nvfp4.PER_BYTE}),"
         raise ValueError(f"k_cache has shape {shown(k)}, expected {expected} to go with q {shown(t.q)}")
     if v.shape[:3] != k.shape[:3] or v.shape[3] == 0:
@@ -128,6 +130,8 @@ def _check_scaled_rows(t: Tensors) -> None:
     """Check the shapes of 656-byte rows, and that v_cache is their first columns."""
     k, v = t.k_cache, t.v_cache
     row, columns = scaled_rows.BYTES_OF_ROW, scaled_rows.LATENT
+    if t.k_descale is not None and t.k_descale.dtype == nvfp4.SCALE_DTYPE:
+        raise TypeError(f"k_cache has dtype {k.dtype}, expected k_cache.view({nvfp4.DTYPE}) to go with its scales")
     if t.q.dtype != torch.bfloat16:
         raise TypeError(f"q has dtype {t.q.dtype}, expected torch.bfloat16 to go with a k_cache of {row}-byte rows")
     if t.q.shape[-1] != scaled_rows.HEAD_DIM:

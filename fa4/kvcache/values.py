@@ -20,6 +20,8 @@ def check_values(t: Tensors, flags: Flags, max_seqlens: tuple[int, int], table: 
     """
     if t.k is not None and t.k_cache is t.v_cache:
         raise ValueError(_SHARED.format("k_cache", "v_cache"))
+    if t.k is not None and t.k_descale is t.v_descale and t.k_cache.dtype is nvfp4.DTYPE:
+        raise ValueError(_SHARED.format(*_SCALES))
     if checks_lengths(t.q.device.type):
         if t.k is not None:
             _check_memory(t.k_cache, t.v_cache)

@@ -73,7 +73,7 @@ def block_scale_limits(spec: AttentionSpec) -> Iterator[str]:
 
 
 @_limit(
-    "a cache of 8-bit numbers of a head_dim that is no multiple of 16, of 4-bit ones that is none of 32",
+    "a cache of 8-bit numbers of a head_dim that is no multiple of 16, or of 4-bit numbers that is no multiple of 32",
     Feature.CACHE_8BIT, Feature.CACHE_4BIT,
 )  # fmt: skip
 def narrow_cache_limits(spec: AttentionSpec) -> Iterator[str]:

@@ -126,7 +126,7 @@ class Sm80ForwardWork(Constant):
         self.thread = cute.arch.thread_idx()[0]
         self.k, self.v = self.keys.of_head(args.k, self.head_kv), self.keys.of_head(self.v_all, self.head_kv)
         self.scales: tuple[Strided | Paged | None, ...] = None, None  # of k and v
-        if cfg.has_scales:
+        if cfg.is_nvfp4:
             self.scales = tuple(self.keys.of_head(args.cache.scales(name), self.head_kv) for name in "kv")
 
     @property

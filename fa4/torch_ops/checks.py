@@ -309,7 +309,10 @@ def check_e2m1_scales(label: str, scales: Any, name: str, x: Tensor) -> None:
     """Raise unless `scales` may stand beside e2m1 numbers x: one of e4m3 for each 16 columns."""
     check_plain(label, scales, x, f"{nvfp4.SCALE_DTYPE} scales of {name}, as fa4.quantize(..., 'nvfp4') returns", name)
     check_dtype(label, scales, (nvfp4.SCALE_DTYPE,))
-    expected = (*x.shape[:-1], nvfp4.PER_BYTE * x.shape[-1] // nvfp4.COLUMNS)
+    columns = nvfp4.PER_BYTE * x.shape[-1]
+    if columns % nvfp4.COLUMNS:
+        raise ValueError(f"{name} has {columns} columns of 4 bits, expected a multiple of {nvfp4.COLUMNS}")
+    expected = (*x.shape[:-1], columns // nvfp4.COLUMNS)
     if scales.shape != expected:
         raise ValueError(f"{label} has shape {shown(scales)}, expected {expected} beside {name} {shown(x)}")
 

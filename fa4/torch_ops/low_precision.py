@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..mods.ir.record import Mods
-from ..runtime import dispatch, torch_internals
+from ..runtime import dispatch, nvfp4, torch_internals
 from ..runtime.device import chip_of
 from ..runtime.spec import (
     MX_BLOCK,
@@ -309,6 +309,9 @@ def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tupl
                 raise TypeError(
                     f"{name} has dtype {x.dtype}, expected torch.float16 or torch.bfloat16 for precision {precision!r}"
                 )
+        elif nvfp4.DTYPE in (q.dtype, k.dtype, v.dtype):
+            where = "a cache of flash_attn_with_kvcache"
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {recipes.E4M3}: numbers of 4 bits are for {where}")
         elif x.dtype != recipes.E4M3:
             descale = next((of for of, y in zip(Descales._fields, descales) if y is not None), None)
             of_q = "" if descale is None else f" to go with {descale}"

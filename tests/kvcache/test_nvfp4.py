@@ -211,6 +211,21 @@ def _transposed(x):
 
 
 WRONG = {
+    "columns of v": (
+        ValueError,
+        "v_cache has 24 columns of 4 bits, expected a multiple of 16",
+        lambda given: dict(v_cache=given["v_cache"][..., :12], v_descale=given["v_descale"][..., :1]),
+    ),
+    "columns of q": (
+        ValueError,
+        "q has 65 columns, expected an even number to go with k_cache of 4 bits",
+        lambda given: dict(q=torch.zeros(2, 7, 6, 65).bfloat16()),
+    ),
+    "bytes": (
+        TypeError,
+        r"k_cache has dtype torch.uint8, expected k_cache.view\(torch.float4_e2m1fn_x2\) to go with its scales",
+        lambda given: {name: given[name].view(torch.uint8) for name in ("k_cache", "v_cache")},
+    ),
     "no scales": (
         TypeError,
         "k_descale is a NoneType, expected torch.float8_e4m3fn scales of k_cache, as fa4.quantize",
@@ -275,3 +290,32 @@ def test_latents_have_no_4_bits():
     cache = torch.zeros(1, 8, 32, dtype=torch.uint8).view(nvfp4.DTYPE)
     with pytest.raises(TypeError, match=r"kv_cache has dtype .*, expected torch.bfloat16 or 8 bits"):
         fa4.mla_attention_with_kvcache(q_nope, q_rope, cache, softmax_scale=1.0)
+
+
+def test_numbers_of_4_bits_are_for_caches(seed):
+    given = call(seed)
+    with pytest.raises(TypeError, match="numbers of 4 bits are for a cache of flash_attn_with_kvcache"):
+        fa4.flash_attn_func(given["q"], given["k_cache"], given["v_cache"], k_descale=given["k_descale"])
+
+
+def test_no_row_is_written_before_an_error(seed):
+    given = call(seed, new=3)
+    before = given["k_cache"].view(torch.uint8).clone()
+    changes = dict(v_cache=given["v_cache"][..., :12], v_descale=given["v_descale"][..., :1], v=given["v"][..., :24])
+    with pytest.raises(ValueError, match="v_cache has 24 columns"):
+        fa4.flash_attn_with_kvcache(**given | changes)
+    assert torch.equal(given["k_cache"].view(torch.uint8), before)
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90a", "sm_100a"])
+def test_scales_of_unused_rows_may_hold_anything(chip, seed):
+    """Beside a sequence that is empty."""
+    given = call(seed) | dict(cache_seqlens=torch.tensor([90, 0], dtype=torch.int32))
+    nan = {name: given[name].view(torch.uint8).clone() for name in ("k_descale", "v_descale")}
+    for scales in nan.values():
+        scales[0, 90:], scales[1] = 127, 127
+    results = []
+    for changes in ({}, {name: x.view(nvfp4.SCALE_DTYPE) for name, x in nan.items()}):
+        with emulate(chip, sms=2, seed=seed):
+            results.append(fa4.flash_attn_with_kvcache(**given | changes))
+    assert torch.equal(*results) and results[0].isfinite().all()

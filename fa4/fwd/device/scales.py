@@ -41,7 +41,7 @@ class Scales(NamedTuple):
 
 def factor(context: ForwardContext, work: Work, name: str) -> Float32:
     """Return the factor on the operands of K ("k_descale") or V ("v_descale")."""
-    if context.cfg.has_scales:
+    if context.cfg.is_nvfp4:
         return Float32(UNIT)
     return getattr(context.args.cache, name)[work.batch, work.head_kv]
 

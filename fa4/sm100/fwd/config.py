@@ -186,7 +186,7 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def kv_load(self) -> KvLoad:
         """Rows with scales are fetched."""
-        return KvLoad.FETCH if self.has_scales else super(Sm100ForwardConfig, self).kv_load
+        return KvLoad.FETCH if self.is_nvfp4 else super(Sm100ForwardConfig, self).kv_load
 
     @property
     def kv8_stages(self) -> int:
