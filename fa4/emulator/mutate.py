@@ -67,7 +67,8 @@ def cases_of(
     direction: str, lengths: tuple[tuple[int, int], ...], named: tuple[str, ...], **flags: Any
 ) -> list[cases.Case]:
     """The shapes that the options say. flags: of a case; heads_kv may be None, as many as heads_q, and window_size;
-    latent: of a cache of latents. e4m3: of such tensors."""
+    latent: of a cache of latents. e4m3: of such tensors. mxfp8: of no importance for shapes."""
+    flags.pop("mxfp8", None)
     if flags.pop("e4m3", False):
         flags["dtype"] = E4M3
     if flags.pop("latent", False):
@@ -111,13 +112,9 @@ class _Lengths(click.ParamType):
 @click.option("--deterministic", is_flag=True)
 @click.option("--chip", type=CHIP, default="sm_100a", show_default=True)
 @judging
-def main(direction: str, chip: str, judging: Judging, mxfp8: bool, **shape: Any) -> None:
-    judging.run(
-        [
-            partial(_record, direction, case, chip, judging.sms, has_scales=mxfp8)
-            for case in cases_of(direction, **shape)
-        ]
-    )
+def main(direction: str, chip: str, judging: Judging, **shape: Any) -> None:
+    record = partial(_record, has_scales=shape["mxfp8"])
+    judging.run([partial(record, direction, case, chip, judging.sms) for case in cases_of(direction, **shape)])
 
 
 if __name__ == "__main__":

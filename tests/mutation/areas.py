@@ -186,6 +186,7 @@ AREAS = (
         (
             "fa4/runtime/__init__.py",
             "fa4/runtime/dispatch.py",
+            "fa4/runtime/limits.py",
             "fa4/runtime/ch*.py",
             "fa4/runtime/conditions.py",
             "fa4/runtime/device.py",
@@ -244,12 +245,13 @@ AREAS = (
     ),
     Area(
         "cache",
-        ("fa4/kvcache/*", "fa4/runtime/scaled_rows.py"),
+        ("fa4/kvcache/*", "fa4/runtime/scaled_rows.py", "fa4/runtime/nvfp4.py"),
         (
             "tests/kvcache/test_calls.py",
             "tests/kvcache/test_scaled_rows.py",
             "tests/kvcache/test_api.py",
             "tests/kvcache/test_torch.py",
+            "tests/kvcache/test_nvfp4.py -k 'not emulated and not unused'",
             "tests/test_latent.py",
         ),
         (_SIZES, "tests/test_wrong_arguments.py", "tests/kvcache/test_emulated.py"),
