@@ -309,7 +309,7 @@ def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tupl
                 raise TypeError(
                     f"{name} has dtype {x.dtype}, expected torch.float16 or torch.bfloat16 for precision {precision!r}"
                 )
-        elif nvfp4.DTYPE in (q.dtype, k.dtype, v.dtype):
+        elif nvfp4.DTYPE in (getattr(y, "dtype", None) for y in (q, k, v)):
             where = "a cache of flash_attn_with_kvcache"
             raise TypeError(f"{name} has dtype {x.dtype}, expected {recipes.E4M3}: numbers of 4 bits are for {where}")
         elif x.dtype != recipes.E4M3:
