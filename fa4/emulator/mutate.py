@@ -25,6 +25,7 @@ from fa4.oracle import cases
 
 LATENT = 576, 512
 E4M3 = torch.float8_e4m3fn
+E8M0 = torch.float8_e8m0fnu  # as the dtype of a case: e4m3 with scales of blocks
 
 
 def _of_blocks(tensors: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
@@ -36,13 +37,13 @@ def _of_blocks(tensors: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
     return arguments
 
 
-def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path, has_scales: bool = False) -> None:
+def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
     from fa4.emulator import emulate
 
-    is_8bit = case.dtype == E4M3
+    is_8bit = case.dtype in (E4M3, E8M0)
     problem = cases.make(dataclasses.replace(case, dtype=torch.bfloat16) if is_8bit else case, seed=0)
     eight_bits = {name: x.to(E4M3) for name, x in zip("qkv", problem.inputs[:3])} if is_8bit else {}
-    if has_scales:
+    if case.dtype == E8M0:
         eight_bits = _of_blocks(problem.inputs[:3])
     with emulate(chip, sms=sms) as gpu:
         if (case.head_dim, case.head_dim_v) == LATENT:
@@ -67,10 +68,10 @@ def cases_of(
     direction: str, lengths: tuple[tuple[int, int], ...], named: tuple[str, ...], **flags: Any
 ) -> list[cases.Case]:
     """The shapes that the options say. flags: of a case; heads_kv may be None, as many as heads_q, and window_size;
-    latent: of a cache of latents. e4m3: of such tensors. mxfp8: of no importance for shapes."""
-    flags.pop("mxfp8", None)
-    if flags.pop("e4m3", False):
-        flags["dtype"] = E4M3
+    latent: of a cache of latents. e4m3: of such tensors. mxfp8: of such with scales of blocks."""
+    for name, dtype in (("e4m3", E4M3), ("mxfp8", E8M0)):
+        if flags.pop(name, False):
+            flags["dtype"] = dtype
     if flags.pop("latent", False):
         flags |= dict(zip(("head_dim", "head_dim_v", "heads_kv"), (*LATENT, 1)))
     flags["heads_kv"] = flags["heads_kv"] or flags["heads_q"]
@@ -113,8 +114,7 @@ class _Lengths(click.ParamType):
 @click.option("--chip", type=CHIP, default="sm_100a", show_default=True)
 @judging
 def main(direction: str, chip: str, judging: Judging, **shape: Any) -> None:
-    record = partial(_record, has_scales=shape["mxfp8"])
-    judging.run([partial(record, direction, case, chip, judging.sms) for case in cases_of(direction, **shape)])
+    judging.run([partial(_record, direction, case, chip, judging.sms) for case in cases_of(direction, **shape)])
 
 
 if __name__ == "__main__":

@@ -159,11 +159,9 @@ def flash_attn_with_kvcache(
         check_values(t, cached.flags, sizes, table)
 
     seqlens = _seqlens(t)
-    is_nvfp4 = False
-    if k_cache.dtype in CONVERTED:
-        is_nvfp4 = k_cache.dtype is nvfp4.DTYPE
-        if not is_nvfp4:
-            k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
+    is_nvfp4 = k_cache.dtype is nvfp4.DTYPE
+    if k_cache.dtype in CONVERTED and not is_nvfp4:
+        k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
     scores_descale = k_descale if q_descale is None else k_descale * _descale(t, q_descale)  # q's is one of the scores
     layout = Cache(page_table, cache_batch_idx, cache_leftpad, scores_descale, v_descale)
     inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
@@ -182,13 +180,12 @@ def flash_attn_with_kvcache(
         if backend != "auto" and not by_operator and not cached.has_run:
             spec_and_plan(inputs, flags, mods, layout)  # refuse an unsuitable backend before rows are written
         same_position = flags.window_left is None and flags.window_right is None
+        nothing, factors = (None, None), (k_descale, v_descale)
+        factors, scales = (nothing, factors) if is_nvfp4 else (factors, nothing)
         new = AppendArguments(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
-            page_table, cache_batch_idx, k_descale, v_descale, bool(rotary_interleaved), same_position,
-            backend,
+            page_table, cache_batch_idx, *factors, bool(rotary_interleaved), same_position, backend, *scales,
         )  # fmt: skip
-        if is_nvfp4:
-            new = new._replace(k_descale=None, v_descale=None, k_scales=k_descale, v_scales=v_descale)
         q, seqlens = append_by_operator(new) if by_operator else cached.append(new)
         inputs = inputs._replace(q=q, seqused_k=seqlens)
     out, lse = forward(inputs, layout, mods, flags) if by_operator else cached.run(inputs, layout)

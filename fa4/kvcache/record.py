@@ -18,9 +18,8 @@ class AppendArguments(NamedTuple):
     cache_seqlens: (batch,) int32, cache row of a sequence's first new row. cos, sin: (positions, rotary_dim / 2).
     rotary_seqlens: (batch,) int32, position of the first new row, if it differs from cache_seqlens. page_table,
     batch_idx, leftpad, k_descale, v_descale: those of `spec.Cache`, but for `nvfp4`, whose scales are k_scales and
-    v_scales: they are modified, too. interleaved: rotated pairs are neighbours, else
-    columns i and i + rotary_dim / 2. same_position: all of a sequence's queries have the position of its first new row.
-    backend: that of the call.
+    v_scales: they are modified, too. interleaved: rotated pairs are neighbours, else columns i and i + rotary_dim / 2.
+    same_position: all of a sequence's queries have the position of its first new row. backend: that of the call.
     """
 
     q: Tensor

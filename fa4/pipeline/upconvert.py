@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-import torch
 from cutlass import Int32
 
 from ..core.constant import Constant
@@ -26,16 +25,13 @@ CHUNK = 16  # columns that a thread converts at a time
 class Upconversion(Constant):
     """A warpgroup's conversion into a ring of 16-bit tiles.
 
-    first: address of the ring's first stage. step: bytes between stages. tile: of a multiple of 32 rows. source, dtype:
-    types of the stored and of the 16-bit values. has_cvt_e2m1: see `Stored`.
+    first: address of the ring's first stage. step: bytes between stages. tile: of a multiple of 32 rows.
     """
 
     first: Int32
     step: cutlass.Constexpr[int]
     tile: cutlass.Constexpr[Tile]
-    source: cutlass.Constexpr[torch.dtype]
-    dtype: cutlass.Constexpr[type[cutlass.Numeric]]
-    has_cvt_e2m1: cutlass.Constexpr[bool] = False
+    stored: Stored
 
     def move(self, ring: ByteRing, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
         """Whole warpgroup: wait for an 8-bit tile, load and release it, and store its 16-bit tile."""
@@ -50,10 +46,6 @@ class Upconversion(Constant):
         self._store(self.first + wide.stage * self.step, loaded)
         wide.arrive()
         return wide.next()
-
-    @property
-    def stored(self) -> Stored:
-        return Stored(self.source, self.dtype, has_cvt_e2m1=self.has_cvt_e2m1)
 
     @property
     def shares(self) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -42,8 +43,7 @@ def ones(inputs: AttentionInputs, operands: Operands) -> Descales:
     """Return factors of 1 for which a kernel multiplies these operands."""
     if operands is Operands.E4M3:
         return Descales()
-    scales = operand_factors(inputs, Descales(), operands)
-    return Descales(*(recipes.as_e8m0(x) for x in (scales.q_scales, scales.k_scales, scales.v_scales) if x is not None))
+    return Descales(*map(recipes.as_e8m0, _ones_of_blocks(inputs)))
 
 
 def are_of_heads(inputs: AttentionInputs, descales: Descales) -> bool:
@@ -64,12 +64,14 @@ def operand_factors(inputs: AttentionInputs, descales: Descales, operands: Opera
         return factors_of_heads(inputs, descales)
     of_blocks = _scales_of_blocks(descales)
     others = Descales(*(x if scales is None else None for x, scales in zip(descales, of_blocks)))
-    names = "q_scales", "k_scales", "v_scales"
-    scales = {
-        name: recipes.ones(x.shape, inputs.batch, axis, x.device) if given is None else given
-        for name, x, given, axis in zip(names, inputs, of_blocks, ("head_dim", "head_dim", "tokens"))
-    }
-    return factors_of_heads(inputs, others)._replace(**scales)
+    scales = (one if given is None else given for given, one in zip(of_blocks, _ones_of_blocks(inputs)))
+    return factors_of_heads(inputs, others)._replace(**dict(zip(("q_scales", "k_scales", "v_scales"), scales)))
+
+
+def _ones_of_blocks(inputs: AttentionInputs) -> Iterator[Tensor]:
+    """Yield the scales of 1 of q, k and v, as uint8."""
+    for x, axis in zip(inputs[:3], ("head_dim", "head_dim", "tokens")):
+        yield recipes.ones(x.shape, inputs.batch, axis, x.device)
 
 
 def factors_of_heads(inputs: AttentionInputs, descales: Descales) -> Cache:

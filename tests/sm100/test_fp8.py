@@ -24,6 +24,7 @@ from tests.machine_code import machine_code
 
 CHIP = chip_by_number(100)
 SPEC = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1, operands=Operands.E4M3)
+MXFP8 = dict(operands=Operands.MXFP8)
 PACKED = ((300, 520), (0, 40), (70, 0), (1, 130))
 OWN = (
     Case("pair_of_ctas", seqlen_q=300, seqlen_k=400, head_dim=256, head_dim_v=208),
@@ -102,6 +103,11 @@ def test_what_is_recorded_is_compiled(changes, names, tmp_path):
         dict(head_dim=192, window_right=0),
         dict(head_dim=256, head_dim_v=256),
         dict(window_left=99, softcap=5.0, has_sink=True, varlen=True),
+        MXFP8,
+        MXFP8 | dict(window_right=0),
+        MXFP8 | dict(head_dim=64, head_dim_v=64),
+        MXFP8 | dict(head_dim=192, window_right=0),
+        MXFP8 | dict(window_left=99, softcap=5.0, has_sink=True, varlen=True),
     ],
     ids=str,
 )

@@ -8,7 +8,6 @@ import torch
 from warpcheck.machine import SCHEDULES
 
 import fa4
-from bench import static
 from fa4.api import ahead
 from fa4.emulator import emulate
 from fa4.oracle import cases
@@ -19,7 +18,6 @@ from fa4.sm100.fwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.fwd.plan import Sm100Forward
 from fa4.torch_ops import recipes
 from tests.fp8.heads import explained, judged, noting_kernels, rounding_of
-from tests.machine_code import machine_code
 
 CHIP = chip_by_number(100)
 SPEC = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1, operands=Operands.MXFP8)
@@ -153,23 +151,6 @@ def test_training_takes_it_for_the_forward(seed):
         out.float().square().mean().backward()
     assert (taken["native"], taken["native_backward"]) == (Operands.MXFP8, None)
     assert q.grad is not None and q.grad.isfinite().all()
-
-
-@pytest.mark.rotates(2)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(),
-        dict(window_right=0),
-        dict(head_dim=64, head_dim_v=64),
-        dict(head_dim=192, window_right=0),
-        dict(window_left=99, softcap=5.0, has_sink=True, varlen=True),
-    ],
-    ids=str,
-)
-def test_nothing_spills(changes, tmp_path, disassembler):
-    forward = Sm100Forward(replace(SPEC, **changes), ProblemSize(4, 4096, 4096), CHIP)
-    assert static.problems(machine_code(forward, tmp_path)[1]) == []
 
 
 def test_every_head_dim_fits_the_chip():

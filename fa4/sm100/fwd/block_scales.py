@@ -43,7 +43,7 @@ def in_chunks(cache: Cache, inputs: AttentionInputs, cfg: Sm100ForwardConfig) ->
 
 
 def _with_defined_ends(scales: Tensor, inputs: AttentionInputs) -> Tensor:
-    """Return scales of v of which those of blocks without a key are 1: P is 0 there, and 0 times a NaN is NaN."""
+    """Return scales of v, with 1 for blocks without a key: P is 0 there, and 0 times a NaN is NaN."""
     if inputs.cu_seqlens_k is None:
         if inputs.seqused_k is None:
             return scales

@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 
+from ...core.stored import Stored
 from ...fwd.device.fetch import Fetch
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, consume, produce
@@ -28,7 +29,10 @@ def convert(context: Sm100ForwardContext):
     converted = produce(ends.convert_mma_KV)
     to_k, to_v = (
         Upconversion(
-            smem.address("KV"), cfg.kv_stage_bytes, tile, cfg.cache.dtype, dtype, has_cvt_e2m1=cfg.has_cvt_e2m1
+            smem.address("KV"),
+            cfg.kv_stage_bytes,
+            tile,
+            Stored(cfg.cache.dtype, dtype, has_cvt_e2m1=cfg.has_cvt_e2m1),
         )
         for tile, dtype in ((cfg.k_operand, cfg.dtype), (cfg.v_operand, cfg.v_dtype))
     )

@@ -115,8 +115,8 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
     q, kv = consume(ends.load_mma_Q, ALL), consume(ends.load_mma_KV)
     s, p = produce(ends.mma_softmax_S, ALL), consume(ends.softmax_mma_P, ALL)
     o = produce(ends.mma_correction_O, ALL)
-    qk = Operation(cfg.qk, "Q", addresses.S, addresses.Q_scales, cfg.scale_bytes)
-    pv = Operation(cfg.pv, "P", addresses.O, addresses.P_scales, cfg.v_scale_bytes)
+    qk = Operation(cfg.qk, "Q", addresses.S, addresses.Q_scales, addresses.KV_scales, cfg.scale_bytes)
+    pv = Operation(cfg.pv, "P", addresses.O, addresses.P_scales, addresses.KV_scales, cfg.v_scale_bytes)
     freed = 0 if const_expr(cfg.out_store is OutStore.TMA_OVER_Q) else cfg.q_tiles  # Q tiles that this role frees
 
     queue = Queue.first(context, ends)
@@ -125,7 +125,7 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
         if work.count > 0:
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 q.wait(tile)
-                issue_of_tile(context, tile, qk, addresses, s, kv, False, copies_a=True)
+                issue_of_tile(context, tile, qk, s, kv, False, copies_a=True)
             kv, s = kv.next(), s.next()
             for i in cutlass.range(work.count, unroll=1):
                 v = kv
@@ -135,12 +135,12 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
                             q.commit(tile)
                 if i + 1 < work.count:
                     for tile in cutlass.range_constexpr(cfg.q_tiles):
-                        issue_of_tile(context, tile, qk, addresses, s, kv, False)
+                        issue_of_tile(context, tile, qk, s, kv, False)
                     v, s = kv.next(), s.next()
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
                     if i == 0:
                         o.wait(tile)
-                    issue_of_tile(context, tile, pv, addresses, p, v, i > 0)
+                    issue_of_tile(context, tile, pv, p, v, i > 0)
                 kv, p = v.next(), p.next()
             with cute.arch.elect_one():
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
@@ -150,21 +150,22 @@ def issue_with_p_in_smem(context: Sm100ForwardContext, ends: cutlass.Constexpr[E
 
 
 class Operation(NamedTuple):
-    """A product of each Q tile: D (+)= A B. a: region of shared memory with the tiles of A. d, scales: tensor-memory
-    addresses of D, and of the scales of A (None without them), of each tile. nbytes: of the scales of B."""
+    """A product of each Q tile: D (+)= A B. a: region of shared memory with the tiles of A. d, a_scales: tensor-memory
+    addresses of D and of the scales of A, for each tile. b_scales: that of the scales of B in the first stage. Both are
+    None without scales. b_scale_bytes: those of a stage."""
 
     product: Umma
     a: str
     d: list[Int32]
-    scales: list[Int32] | None
-    nbytes: int
+    a_scales: list[Int32] | None
+    b_scales: Int32 | None
+    b_scale_bytes: int
 
 
 def issue_of_tile(
     context: Sm100ForwardContext,
     tile: int,
     operation: Operation,
-    addresses: TmemAddresses,
     ready: Cursor,
     kv: Cursor,
     accumulate: bool | Boolean,
@@ -181,12 +182,12 @@ def issue_of_tile(
     b_descriptor = product.b.at(smem.address("KV") + kv.stage * cfg.kv_stage_bytes)
     with cute.arch.elect_one():
         scales = None
-        if operation.scales is not None:
-            scales = operation.scales[tile], addresses.KV_scales + kv.stage * cfg.scale_columns
+        if operation.a_scales is not None:
+            scales = operation.a_scales[tile], operation.b_scales + kv.stage * cfg.scale_columns
             if copies_a:
                 copy_scales(scales_in_smem(context, operation.a, tile), scales[0], cfg.scale_bytes)
             if tile == 0:
-                copy_scales(scales_in_smem(context, "KV", kv.stage), scales[1], operation.nbytes)
+                copy_scales(scales_in_smem(context, "KV", kv.stage), scales[1], operation.b_scale_bytes)
         product.issue(operation.d[tile], a_descriptor, b_descriptor, accumulate, scales=scales)
         ready.commit(tile)
         if tile == cfg.q_tiles - 1:

@@ -41,13 +41,13 @@ class Sm100Forward(plan.ForwardDirection[Sm100ForwardConfig]):
         l2_group = l2_group_of(spec, extent, chip, cfg.packed_heads)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
+        if cfg.has_block_scales:  # other launches need no further frame
+            self.launch = self._launch_with_scales  # type: ignore[assignment, method-assign]
 
-    def launch(
-        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None, cache: Cache | None = None
+    def _launch_with_scales(
+        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None, cache: Cache
     ) -> None:
-        if cache is not None and self.cfg.has_block_scales:
-            cache = in_chunks(cache, AttentionInputs(*inputs), self.cfg)
-        super().launch(inputs, out, lse, mods, cache)
+        super().launch(inputs, out, lse, mods, in_chunks(cache, inputs, self.cfg))
 
     def __str__(self) -> str:
         cfg = self.cfg

@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 
+from ...core.stored import Stored
 from ...fwd.device.fetch import Fetch
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, consume, produce
@@ -26,8 +27,9 @@ from .work import Queue
 def convert(context: Sm90ForwardContext):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     k, v = produce(ends.convert_compute_K), produce(ends.convert_compute_V)
-    to_k = Upconversion(smem.address("K"), cfg.k_operand.nbytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
-    to_v = Upconversion(smem.address("V"), cfg.v_operand.nbytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
+    of_k, of_v = (Stored(cfg.cache.dtype, dtype) for dtype in (cfg.dtype, cfg.v_dtype))
+    to_k = Upconversion(smem.address("K"), cfg.k_operand.nbytes, cfg.k_operand, of_k)
+    to_v = Upconversion(smem.address("V"), cfg.v_operand.nbytes, cfg.v_operand, of_v)
     if const_expr(cfg.kv_load is KvLoad.FETCH):
         convert_fetched(context, to_k, to_v, k, v)
     else:

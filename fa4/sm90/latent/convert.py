@@ -21,6 +21,7 @@ from cutlass import Int32
 
 from ...core.bytes import scaled, upconverted
 from ...core.constant import Constant
+from ...core.stored import Stored
 from ...core.vec_io import as_float, load_vec, load_vec_through_l2
 from ...fwd.device.key_rows import KeyRows, copy_async
 from ...fwd.device.work import Work, work_tile
@@ -86,7 +87,7 @@ class Part(Constant):
 
     def wide(self, i: int) -> list[Int32]:
         """The loaded i-th share as eight words of 16-bit values."""
-        source, dtype = self.upconversion.source, self.upconversion.dtype
+        source, dtype = self.upconversion.stored.source, self.upconversion.stored.dtype
         return [x for word in self.words(i) for x in upconverted(word, source, dtype)]
 
     def convert(self, stage: int, cursor: Cursor, following: Part, rows: Sequence[cute.Pointer]) -> Cursor:
@@ -161,7 +162,7 @@ def parts_of(context: LatentContext) -> tuple[Part, ...]:
     for i, panels in enumerate(bounds):
         tile = Tile(cfg.tile_n, len(panels) * COLUMNS)
         address = context.smem.address("K and P") + panels.start * tile.panel_bytes
-        upconversion = Upconversion(address, cfg.stage_bytes, tile, cfg.cache.dtype, cfg.v_dtype)
+        upconversion = Upconversion(address, cfg.stage_bytes, tile, Stored(cfg.cache.dtype, cfg.v_dtype))
         kind: type[Part] = Part
         if cfg.cache.has_scaled_rows:
             kind = ScaledPart if i < HALVES else RotatedPart

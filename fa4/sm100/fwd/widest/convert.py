@@ -21,6 +21,7 @@ from cutlass import Float32, Int32
 
 from ....core.bytes import scaled
 from ....core.constant import Constant
+from ....core.stored import Stored
 from ....core.vec_io import as_float, load_vec, load_vec_through_l2
 from ....fwd.device.key_rows import KeyRows
 from ....fwd.device.work import Work
@@ -79,7 +80,7 @@ class Share(Constant):
             column = cutlass.min(column, columns - 4 * _VEC) if is_padded else column
             is_first, is_last = place == stage.shares[0], place == stage.shares[-1]
             share = stage, place, group + place[0], column
-            if stage.source is not scaled_rows.DTYPE:
+            if stage.stored.source is not scaled_rows.DTYPE:
                 shares.append(Share(*share, (is_first, is_last)))
             elif isinstance(panel, int) and (panel + place[1]) * COLUMNS >= scaled_rows.LATENT:
                 shares += [RotatedShare(*share, (is_first and i == 0, is_last and i == 1), i) for i in range(2)]
@@ -155,7 +156,7 @@ class ByteOperand(Constant):
 
 def _stage(context: WidestContext, tile: Tile) -> Upconversion:
     cfg = context.cfg
-    return Upconversion(context.smem.address("KV"), STAGE_BYTES, tile, cfg.cache.dtype, cfg.v_dtype)
+    return Upconversion(context.smem.address("KV"), STAGE_BYTES, tile, Stored(cfg.cache.dtype, cfg.v_dtype))
 
 
 def _rows(context: WidestContext, work: Work, first: Int32 | int, count: int) -> KeyRows:

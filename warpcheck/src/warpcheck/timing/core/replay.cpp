@@ -550,7 +550,7 @@ private:
                 enqueue(sm, c);
                 break;
             }
-            case Timed::TensorCopy: {       // takes its turn among the products
+            case Timed::TensorCopy: {       // in order with the products
                 Tensor copy;
                 copy.smem = Cycles(v[0]) / chip_.smem_bytes;
                 copy.earliest = t;
