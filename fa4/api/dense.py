@@ -35,7 +35,7 @@ class _DenseKeywords(TypedDict, total=False):
     dropout_p: float
     dropout_seed: checks.Seed | None
     deterministic: bool | None
-    precision: Literal["fp8", "fp8-forward", "mxfp8"] | None
+    precision: low_precision.Precision | None
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
@@ -87,7 +87,7 @@ def flash_attn_func(
     dropout_seed: checks.Seed | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
-    precision: Literal["fp8", "fp8-forward", "mxfp8"] | None = None,
+    precision: low_precision.Precision | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
@@ -133,9 +133,9 @@ def flash_attn_func(
             The forward is always deterministic.
         return_lse: also return the log-sum-exp of each row's logits (including the sink), which is differentiable.
         precision: for training with float16 or bfloat16 q, k and v. "fp8" and "mxfp8" round them to e4m3, with a scale
-            for each head of k, or for blocks of 32 numbers. Autograd saves the 8-bit numbers. Gradients are those of
-            attention on the rounded numbers (straight-through). A backward of "fp8" may multiply 8-bit numbers where a
-            kernel does; that of "fp8-forward" multiplies in 16 bits.
+            for each head of k, or for blocks of 32 tokens and 32 columns. Autograd saves the 8-bit numbers. Gradients
+            are those of attention on the rounded numbers (straight-through). The backward may multiply 8-bit numbers
+            where a kernel does; that of "fp8-forward" and "mxfp8-forward" multiplies in 16 bits.
         q_descale, k_descale, v_descale: factors, 0 or more, on float8_e4m3fn q, k and v; see `fa4.quantize` for the
             recipes and their shapes. Heads of q may have own factors or share those of their key/value head, (batch,
             heads_kv). None means 1. Such a call has no gradients of q, k and v.
@@ -225,7 +225,7 @@ def flash_attn_varlen_func(
     dropout_seed: checks.Seed | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
-    precision: Literal["fp8", "fp8-forward", "mxfp8"] | None = None,
+    precision: low_precision.Precision | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,

@@ -142,9 +142,9 @@ def explain(
 def _trained(inputs: AttentionInputs, mods: Mods | None, flags: Flags, precision: str) -> str | None:
     """Return the backend of the backward of a call that rounds to 8 bits, and the bits of what it multiplies."""
     chip, dtype = chip_of(inputs.q.device), inputs.q.dtype
-    spec = None
-    if precision == "fp8" and mods is None:
-        spec = low_precision.native_spec(inputs, mods, flags, dtype, is_backward=True)
+    spec, operands = None, low_precision.in_backward(precision)
+    if operands is not None and mods is None:
+        spec = low_precision.native_spec(inputs, mods, flags, dtype, operands, is_backward=True)
     bits = 16 if spec is None else 8
     found = dispatch.explain(spec or AttentionSpec.of(inputs, flags, mods), inputs.extent, chip, flags.backend)
     name = found.backward or found.chosen

@@ -15,6 +15,7 @@ from ..core.traced import ModTensors
 from ..pipeline.kernel import Context, RoleKernel
 from ..pipeline.smem import Tile
 from ..pipeline.tma import TmaMap, TmaTile
+from ..runtime.spec import BlockScales
 from .program import BackwardArguments, BackwardProgram
 from .variant import BackwardVariant
 
@@ -48,7 +49,8 @@ class BackwardKernelArguments:
     scale_over_cap: Float32
     left: Int32
     right: Int32
-    factors: cute.Tensor | None  # of `spec.GradientOperands`
+    factors: cute.Tensor | None  # this and scales: of `spec.GradientOperands`
+    scales: BlockScales | None  # in the layout of the chip's kernel, (batch, heads, tiles, bytes)
     mods: ModTensors | None
 
 
@@ -111,4 +113,5 @@ def kernel_arguments(call: BackwardArguments, maps: NamedTuple, order: Order | P
     """Return the run-time arguments of a main kernel."""
     rows, seqlens = call.rows, (cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0]))
     sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks
-    return BackwardKernelArguments(maps, *sums, rows.lengths, *seqlens, order, *call.scalars, rows.factors, call.mods)
+    factors = rows.factors, call.scales
+    return BackwardKernelArguments(maps, *sums, rows.lengths, *seqlens, order, *call.scalars, *factors, call.mods)

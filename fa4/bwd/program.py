@@ -14,7 +14,7 @@ from ..core.program import Program
 from ..core.sequence import as_matrices
 from ..core.traced import ModTensors
 from ..runtime import jit
-from ..runtime.spec import GradientOperands, Gradients, ProblemSize, Saved
+from ..runtime.spec import BlockScales, GradientOperands, Gradients, ProblemSize, Saved
 from .blocks import RowTensors
 from .kernels.finish import launch_finish
 from .kernels.statistics import launch_statistics
@@ -36,6 +36,7 @@ class BackwardArguments(NamedTuple):
     rows: RowTensors
     scalars: Scalars
     sizes: ProblemSize
+    scales: BlockScales | None
     mods: ModTensors | None
 
 
@@ -73,12 +74,12 @@ class BackwardProgram(Program[Config]):
         q = as_matrices(inputs.q, blocks.packed)
         k, v, dk, dv = (as_matrices(x) for x in (inputs.k, inputs.v, grads.dk, grads.dv))
         filled = ModTensors.of(mods)
-        dout, factors = (saved.dout, None) if const_expr(operands is None) else operands
+        dout, factors, scales = (saved.dout, None, None) if const_expr(operands is None) else operands
         rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, filled, factors, blocks)
         rows = replace(rows, statistics=blocks.permute_statistics(rows.statistics))
         launch_statistics(rows, blocks, stream)
         dout = as_matrices(dout, blocks.packed)
-        self.begin(BackwardArguments(q, k, v, dout, dk, dv, rows, scalars, sizes, filled), cfg, stream)
+        self.begin(BackwardArguments(q, k, v, dout, dk, dv, rows, scalars, sizes, scales, filled), cfg, stream)
         if const_expr(blocks.placement is not None):
             launch_finish(rows, blocks, stream)
 
@@ -94,5 +95,9 @@ class BackwardProgram(Program[Config]):
         operands = None
         if cfg.operands is not None:
             factors = jit.fake_tensor(Float32, 3, align=4, contiguous=True)
-            operands = GradientOperands(jit.fake_tensor(Uint8, 3 if cfg.varlen else 4, align=ALIGNMENT), factors)
+            scales = None
+            if cfg.has_block_scales:
+                scales = BlockScales(*(jit.fake_tensor(Uint8, 4, contiguous=True) for _ in BlockScales._fields))
+            dout8 = jit.fake_tensor(Uint8, 3 if cfg.varlen else 4, align=ALIGNMENT)
+            operands = GradientOperands(dout8, factors, scales)
         return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, mods, operands

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..api.dense import flash_attn_func
 from ..api.explained import explain
+from ..torch_ops.low_precision import Precision
 
 VOCABULARY = 256  # bytes
 
@@ -31,7 +32,7 @@ class ModelConfig:
     heads_kv: int = 2
     head_dim: int = 32
     dtype: torch.dtype = torch.float32  # of the attention inputs; weights are float32
-    precision: Literal["fp8", "fp8-forward", "mxfp8"] | None = None  # of the attention
+    precision: Precision | None = None  # of the attention
 
     @property
     def hidden(self) -> int:

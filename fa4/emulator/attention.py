@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from fa4.runtime.device import chip_of
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
 from fa4.torch_ops import run
 from fa4.torch_ops.descales import Descales, ones, operand_factors
+from fa4.torch_ops.low_precision import Precision
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 
@@ -75,7 +76,7 @@ class Package:
 
 
 def _fa4(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool, precision: Literal["fp8"] | None = None
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool, precision: Precision | None = None
 ) -> Tensor:
     import fa4
 
@@ -152,7 +153,7 @@ def recorded(
     generator = torch.Generator().manual_seed(0)
     is_backward = problem.direction == "bwd"
     if is_backward and problem.operands is not None:
-        attend = functools.partial(_fa4, precision="fp8")
+        attend = functools.partial(_fa4, precision="fp8" if problem.operands is Operands.E4M3 else "mxfp8")
     elif problem.operands is Operands.MXFP8 and package == "fa4":
         attend = _of_blocks
     options = {"sms": sms, "checks": Checks(races=False, poison=False), **extra}

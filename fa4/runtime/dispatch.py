@@ -202,13 +202,23 @@ _SM100_FP8_TRAINING = replace(
     most_keys=MOST_KEYS_OF_8BIT_P,
 )
 
+_LEAST_QUERIES_OF_BLOCKS = 129  # fewer are read from memory faster than they are multiplied
+_SM100_MXFP8_TRAINING = replace(
+    _SM100_FP8_TRAINING,
+    summary="the same, with scales of blocks of 32 x 32 numbers",
+    head_dims=HeadDims(multiple=16, largest=64),
+    features=_SM100_FP8_TRAINING.features | {Feature.BLOCK_SCALES},
+    limits=(limits.block_scale_limits,),
+    least_queries=_LEAST_QUERIES_OF_BLOCKS,
+)
+
 _SM100_MXFP8 = replace(
     _SM100_FP8,
     summary="CuTe DSL, tcgen05 and TMA, products of e4m3 with scales of blocks of 32 numbers",
     head_dims=HeadDims(multiple=16, largest=128, pairs=((192, 128),)),
     features=_SM100_FP8.features - {Feature.BLOCK_MASK, Feature.BATCH_INVARIANT} | {Feature.BLOCK_SCALES},
     limits=(limits.mod_limits, limits.block_scale_limits),
-    least_queries=129,  # fewer are read from memory faster than they are multiplied
+    least_queries=_LEAST_QUERIES_OF_BLOCKS,
 )
 
 # In order of preference.
@@ -226,6 +236,7 @@ BACKENDS: tuple[Backend, ...] = (
     _SM90_FP8,
     _SM100_FP8,
     _SM100_FP8_TRAINING,
+    _SM100_MXFP8_TRAINING,
     _SM100_MXFP8,
     _SM80,
     Backend(

@@ -412,15 +412,26 @@ class GradientFactor(enum.IntEnum):
     DQ = 5
 
 
+class BlockScales(NamedTuple):
+    """E8M0 scales of blocks of 32 tokens and 32 columns, uint8 (batch, blocks of tokens, heads, blocks of columns),
+    of q, k, v and dO."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+
+
 class GradientOperands(NamedTuple):
     """What a backward that multiplies 8-bit numbers reads besides `Saved`.
 
     dout: e4m3 numbers of dO, shaped like it; times their scales they are `Saved.dout`. factors: (6, batch, heads_kv)
-    float32, by `GradientFactor`.
+    float32, by `GradientFactor`. scales: with `Operands.MXFP8`.
     """
 
     dout: Tensor
     factors: Tensor
+    scales: BlockScales | None = None
 
     def ds_factors(self, group: int) -> Tensor:
         """Return the factors of dS when it is rounded, (batch, heads_q). group: query heads per key/value head."""

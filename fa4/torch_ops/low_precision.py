@@ -7,7 +7,7 @@ Calls of these tensors go through torch's dispatcher; those of 16 bits have a sh
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..runtime.spec import (
     PACKED,
     AttentionInputs,
     AttentionSpec,
+    BlockScales,
     Flags,
     GradientOperands,
     Gradients,
@@ -37,7 +38,10 @@ from .descales import Descales, are_of_heads, check_descales, dequantized, of_he
 from .run.allocate import shapes
 from .signature import Signature, routes
 
-PRECISIONS = {"fp8": Operands.E4M3, "fp8-forward": Operands.E4M3, "mxfp8": Operands.MXFP8}
+Precision = Literal["fp8", "fp8-forward", "mxfp8", "mxfp8-forward"]
+PRECISIONS = {
+    "fp8": Operands.E4M3, "fp8-forward": Operands.E4M3, "mxfp8": Operands.MXFP8, "mxfp8-forward": Operands.MXFP8,
+}  # fmt: skip
 """What a kernel may multiply in the forward of a training call."""
 _TRAINED = (torch.float16, torch.bfloat16)
 _LARGEST_IN_FLOAT16 = 240.0 * 2**8  # e4m3 times a power of two
@@ -66,6 +70,11 @@ FORWARD_WITH_MODS: ops.Records = {
     "inputs": AttentionInputs, "descales": Descales, "mods": Mods, "flags": Flags, "sources": Sources,
     "products": Products,
 }  # fmt: skip
+
+
+def in_backward(precision: str) -> Operands | None:
+    """Return what a kernel may multiply in the backward of a training call."""
+    return None if precision.endswith("-forward") else PRECISIONS[precision]
 
 
 def native(
@@ -171,26 +180,28 @@ def _fake_backward_8bit(saved: Saved, inputs: AttentionInputs, **_: Any) -> tupl
 
 def native_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, descales: Descales) -> Gradients | None:
     """Return the gradients of a kernel that multiplies 8-bit numbers; None if no kernel serves the call."""
-    if not are_of_heads(inputs, descales):
+    operands = operands_of(inputs, descales)
+    if operands is None:
         return None
     flags, dtype = flags.resolved(), saved.out.dtype
-    signature = Signature.of("8-bit backward", inputs.tensors, (flags, inputs.extent, dtype))
+    signature = Signature.of("8-bit backward", inputs.tensors, (flags, inputs.extent, dtype, operands))
     backward = routes.find(signature)
     if backward is None:
-        backward, spec = False, native_spec(inputs, None, flags, dtype, is_backward=True)
+        backward, spec = False, native_spec(inputs, None, flags, dtype, operands, is_backward=True)
         if spec is not None:
             plan = dispatch.plan(spec, inputs.extent, chip_of(inputs.q.device), flags.backend)
             backward = run.BackwardExecutor(inputs, spec, plan)
         routes.keep(signature, backward)
     if not backward:
         return None
-    dout, operands = gradient_operands(saved, inputs, descales)
-    return backward(inputs, saved._replace(dout=dout), None, (), operands)
+    dout, of_gradients = gradient_operands(saved, inputs, descales)
+    return backward(inputs, saved._replace(dout=dout), None, (), of_gradients)
 
 
 def gradient_operands(saved: Saved, inputs: AttentionInputs, descales: Descales) -> tuple[Tensor, GradientOperands]:
-    """Round dO to e4m3, with a power of two for each sequence and key/value head. Return its values in 16 bits, which D
-    must be of, and the operands of a kernel.
+    """Round dO to e4m3, with a power of two for each sequence and key/value head, or beside scales of blocks with one
+    for each block of 32 tokens and 32 columns. Return its values in 16 bits, which D must be of, and the operands of a
+    kernel.
 
     dS has a factor that keeps it in the range of its type, whose largest number is eight times what dP - D + dlse is
     usually of the row with the largest dO: its norm times the root mean square of v, and the largest dlse. P is at most
@@ -198,19 +209,41 @@ def gradient_operands(saved: Saved, inputs: AttentionInputs, descales: Descales)
     heads, dout, v = inputs.k.shape[-2], saved.dout, inputs.v
     if dout.dtype == torch.float16:
         dout = _in_range_of_float16(dout)
-    dout8, of_dout = recipes.quantized(dout, "head", heads, "head_dim", None, None, power_of_two=True)
-    of_q, of_k, of_v = of_heads(inputs, descales)
+    scales = None
+    if are_of_heads(inputs, descales):
+        dout8, of_dout = recipes.quantized(dout, "head", heads, "head_dim", None, None, power_of_two=True)
+        of_q, of_k, of_v = of_heads(inputs, descales)
+        rounded_dout = recipes.dequantized(dout8, of_dout, dout.dtype)
+        largest_row, of_numbers = _largest_row(dout8.float(), heads), v.float()
+    else:
+        dout8, of_blocks = recipes.quantized(dout, "mxfp8", None, "tokens", square=True)
+        of_q = of_k = of_v = of_dout = torch.ones(inputs.batch, heads, device=dout.device)
+        rounded_dout = recipes.dequantized(dout8, of_blocks, dout.dtype)
+        largest_row = _largest_row(rounded_dout.float(), heads)
+        of_numbers = recipes.dequantized(v, descales.v_descale, torch.float32)
+        scales = scales_of_squares(descales, of_blocks)
     of_dp = of_dout * of_v
     of_dp = torch.where(of_dp == 0, 1.0, of_dp)
-    largest_row = dout8.float().square().sum(-1).unflatten(-1, (heads, -1)).amax((1, 3)).sqrt()
-    usual = largest_row * v.float().square().mean((1, 3)).sqrt()
+    usual = largest_row * of_numbers.square().mean((1, 3)).sqrt()
     if saved.dlse is not None:
         usual = usual + saved.dlse.abs().unflatten(1, (heads, -1)).amax((2, 3)) / of_dp
     limit = torch.finfo(ds_dtype(inputs.max_seqlen_k)).max / 8
     factor = torch.exp2(torch.log2(limit / usual.clamp(min=1e-20)).round() - P_EXPONENT)
     of_ds = of_dp / (2**P_EXPONENT * factor)
     factors = of_q * of_k, factor, factor / of_dp, of_dout / 2**P_EXPONENT, of_q * of_ds, of_k * of_ds
-    return recipes.dequantized(dout8, of_dout, dout.dtype), GradientOperands(dout8, torch.stack(factors))
+    return rounded_dout, GradientOperands(dout8, torch.stack(factors), scales)
+
+
+def _largest_row(dout: Tensor, heads: int) -> Tensor:
+    """Return the norm of the largest row of dO, for each sequence and key/value head."""
+    return dout.square().sum(-1).unflatten(-1, (heads, -1)).amax((1, 3)).sqrt()
+
+
+def scales_of_squares(descales: Descales, of_dout: Tensor) -> BlockScales:
+    """Return the scales of blocks of 32 tokens and 32 columns, which `rounded` spread over tokens of q and k, and over
+    columns of v. of_dout: over columns."""
+    q, k, v = (x.view(torch.uint8) for x in descales if x is not None)
+    return BlockScales(q[:, ::MX_BLOCK], k[:, ::MX_BLOCK], v[..., ::MX_BLOCK], of_dout[..., ::MX_BLOCK])
 
 
 def _in_range_of_float16(x: Tensor) -> Tensor:
@@ -266,7 +299,7 @@ def attend(
         sources = Sources(*inputs[:3])
         inputs, factors = rounded(inputs, precision)
     flags = ops.with_scales(flags)
-    products = Products(precision != "fp8-forward")
+    products = Products(precision is None or in_backward(precision) is not None)
     if mods is None:
         return torch.ops.fa4.forward_8bit(*inputs, *factors, *flags, *sources, *products)
     return torch.ops.fa4.forward_8bit_with_mods(*inputs, *factors, *mods, *flags, *sources, *products)
@@ -274,12 +307,13 @@ def attend(
 
 def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, Descales]:
     """Return the inputs as 8-bit tensors, and their scales. Every scale is a power of two: products of it with e4m3
-    numbers are exact in 16 bits, so the backward's numbers are those of a kernel on 8 bits."""
+    numbers are exact in 16 bits, so the backward's numbers are those of a kernel on 8 bits. Scales of "mxfp8" are those
+    of blocks of 32 tokens and 32 columns, since a backward reduces both axes of each tensor."""
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *bounds = inputs
     rows_q, rows_k = (cu_seqlens_q, seqused_q), (cu_seqlens_k, seqused_k)
     if q.dtype == torch.float16:  # rounded to e4m3, larger numbers would be inf in float16
         q, k, v = (_in_range_of_float16(x) for x in (q, k, v))
-    if precision != "mxfp8":
+    if PRECISIONS[precision] is Operands.E4M3:
         heads = k.shape[-2]
         (q, sq), (k, sk), (v, sv) = (
             recipes.quantized(x, "head", heads, "head_dim", *rows, power_of_two=True)
@@ -287,7 +321,7 @@ def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, D
         )
     else:
         (q, sq), (k, sk), (v, sv) = (
-            recipes.quantized(x, "mxfp8", None, axis, *rows)
+            recipes.quantized(x, "mxfp8", None, axis, *rows, square=True)
             for x, axis, rows in ((q, "head_dim", rows_q), (k, "head_dim", rows_k), (v, "tokens", rows_k))
         )
     lengths: Any = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *bounds)
@@ -297,7 +331,7 @@ def rounded(inputs: AttentionInputs, precision: str) -> tuple[AttentionInputs, D
 def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tuple) -> None:
     """Raise unless q, k and v have the dtypes of a call with this precision, and may be differentiated if they must."""
     if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}, expected None, 'fp8', 'fp8-forward' or 'mxfp8'")
+        raise ValueError(f"precision is {precision!r}, expected None or one of {', '.join(map(repr, PRECISIONS))}")
     for name, x in zip(Descales._fields, descales):
         if x is not None and precision is not None:
             raise ValueError(f"{name} is given with precision {precision!r}, expected None: scales are computed")
@@ -322,5 +356,5 @@ def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tupl
                 f"{name} requires grad, and 8-bit tensors have no gradients: pass {name}.detach(), or 16-bit tensors "
                 "with precision='fp8'"
             )
-    if precision == "mxfp8" and q.ndim and q.shape[-1] % MX_BLOCK:
-        raise ValueError(f"q has head_dim {q.shape[-1]}, expected a multiple of {MX_BLOCK} for precision 'mxfp8'")
+    if precision is not None and PRECISIONS[precision] is Operands.MXFP8 and q.ndim and q.shape[-1] % MX_BLOCK:
+        raise ValueError(f"q has head_dim {q.shape[-1]}, expected a multiple of {MX_BLOCK} for precision {precision!r}")

@@ -168,9 +168,11 @@ def quantized(
     power_of_two: bool = False,
     smooth: bool = False,
     rotate: bool = False,
+    square: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return data and scales of checked arguments: see `fa4.quantize`. E8M0 scales and E2M1 data are uint8 here.
-    power_of_two: see `_scales`. Rows that are not used become 0, and count in no scale."""
+    power_of_two: see `_scales`. square: of "mxfp8", a block of 32 tokens and 32 columns has one scale. Rows that are
+    not used become 0, and count in no scale."""
     x = x.detach().float()
     used = used_rows(x.shape, cu_seqlens, seqused)
     if used is not None:
@@ -185,9 +187,17 @@ def quantized(
     magnitude = x.abs()
     magnitude = torch.where(magnitude.isnan(), torch.inf, magnitude)  # a maximum keeps inf on every device
     if recipe == "mxfp8":
-        along_columns = axis == "head_dim"
-        groups = magnitude.unflatten(-1, (-1, MX_BLOCK)).amax(-1) if along_columns else None
-        scales = _e8m0(_largest(magnitude, cu_seqlens, MX_BLOCK) if groups is None else groups)
+        of_blocks, along_columns = magnitude, axis == "head_dim"
+        if along_columns or square:
+            padding = 0, -x.shape[-1] % MX_BLOCK
+            of_blocks = functional.pad(magnitude, padding).unflatten(-1, (-1, MX_BLOCK)).amax(-1)
+        if square or not along_columns:
+            of_blocks = _largest(of_blocks, cu_seqlens, MX_BLOCK)
+        scales = _e8m0(of_blocks)
+        if square and along_columns:
+            scales = _of_tokens(scales, x.shape, MX_BLOCK, cu_seqlens)
+        elif square:
+            scales = scales.repeat_interleave(MX_BLOCK, -1)[..., : x.shape[-1]]
     elif recipe == "tensor":
         scales = _scales(magnitude.amax() if magnitude.numel() else magnitude.new_zeros(()), power_of_two)
     else:
@@ -223,7 +233,7 @@ def ones(shape: Sequence[int], batch: int, axis: str, device: torch.device) -> T
 def spread(scales: Tensor, shape: Sequence[int], cu_seqlens: Tensor | None = None) -> Tensor:
     """Return scales as float32 factors that broadcast to a tensor of this shape, whose `expected_shapes`
     has theirs. E8M0 scales may be uint8."""
-    is_mx, packed = scales.dtype != torch.float32, len(shape) == 3
+    is_mx = scales.dtype != torch.float32
     factors = _of_e8m0(scales) if is_mx else scales
     if factors.ndim < 2:
         return factors.view(())
@@ -231,15 +241,22 @@ def spread(scales: Tensor, shape: Sequence[int], cu_seqlens: Tensor | None = Non
         return factors.repeat_interleave(MX_BLOCK, -1)
     if not is_mx:
         factors = factors.repeat_interleave(shape[-2] // scales.shape[-1], -1)[..., None]
-    if packed:
-        assert cu_seqlens is not None
-        by_sequence = not is_mx and scales.shape[0] == cu_seqlens.shape[0] - 1
-        block = None if by_sequence else MX_BLOCK if is_mx else TOKENS_OF_BLOCK
-        _, index = _entries(shape[0], cu_seqlens, block)
-        return torch.cat((factors, factors.new_ones(1, *factors.shape[1:])))[index]
-    if scales.ndim == 2:
+    if len(shape) == 4 and scales.ndim == 2:
         return factors[:, None]
-    return factors.repeat_interleave(MX_BLOCK if is_mx else TOKENS_OF_BLOCK, 1)[:, : shape[1]]
+    by_sequence = cu_seqlens is not None and not is_mx and scales.shape[0] == cu_seqlens.shape[0] - 1
+    block = None if by_sequence else MX_BLOCK if is_mx else TOKENS_OF_BLOCK
+    return _of_tokens(factors, shape, block, cu_seqlens)
+
+
+def _of_tokens(entries: Tensor, shape: Sequence[int], block: int | None, cu_seqlens: Tensor | None) -> Tensor:
+    """Return entries of blocks of tokens, or with None of packed sequences, as an entry of each token of a tensor of
+    this shape; 1 for rows of no sequence."""
+    if len(shape) == 3:
+        assert cu_seqlens is not None
+        _, index = _entries(shape[0], cu_seqlens, block)
+        return torch.cat((entries, entries.new_ones(1, *entries.shape[1:])))[index]
+    assert block is not None
+    return entries.repeat_interleave(block, 1)[:, : shape[1]]
 
 
 def dequantized(data: Tensor, scales: Tensor | None, dtype: torch.dtype, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -226,7 +226,7 @@ WRONG = {
     "head_dim": (dict(k=K[..., :16]), ValueError, r"k has shape \(2, 50, 2, 16\), expected \(2, \*, \*, 32\)"),
     "last axis": (dict(q=eight(2, 20, 4, 64)[..., ::2]), ValueError, "q has stride 2 on its last axis, expected 1"),
     "precision": (
-        dict(precision="fp4"), ValueError, "precision is 'fp4', expected None, 'fp8', 'fp8-forward' or 'mxfp8'"
+        dict(precision="fp4"), ValueError, "precision is 'fp4', expected None or one of 'fp8', 'fp8-forward', 'mxfp8'"
     ),
     "precision of 8 bits": (
         dict(precision="fp8"), TypeError,

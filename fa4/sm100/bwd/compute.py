@@ -27,6 +27,7 @@ from ...pipeline.ends import Ends
 from ...pipeline.roles import WARP
 from ...pipeline.smem import store_row
 from .. import tmem
+from ..block_scales import write_ones
 from .config import CHUNK, HALVES, TILE_N, Sm100BackwardContext, Sm100BackwardSteps, Sm100StepsContext, unpacked_columns
 from .epilogue import store_gradients
 from .pointwise import Factors, RowStatistic, StepElements, band_words, scoring_of
@@ -44,6 +45,9 @@ def compute(context: Sm100BackwardContext):
     rows = consume(ends.load_compute_rows)
     s, dp = consume(ends.mma_compute_S), consume(ends.mma_compute_dP)
     factors = Factors.of(cfg, context.args, work.batch, work.head_kv)
+    if const_expr(cfg.has_block_scales):  # noqa: SIM102  the first signal that P is full tells mma
+        if half_of_warp() == 0:
+            write_ones(context.tmem.ones)
 
     for member in cutlass.range(cfg.group, unroll=1):
         of_head = work.of_head(context, member)

@@ -23,6 +23,8 @@ from ...bwd.variant import BackwardVariant
 from ...pipeline.smem import Tile
 from ...runtime.spec import P_EXPONENT
 from .. import tmem
+from ..mma import CHUNK_BYTES as SCALE_BYTES
+from ..mma import CHUNK_COLUMNS as SCALE_COLUMNS
 from ..mma import Major, SmemOperand, Umma
 from ..tmem import LANES
 
@@ -185,6 +187,19 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
         return self._tile(self.cluster_tile_n, self.tile_m // self.ctas)
 
     @property
+    def scale_chunks(self) -> dict[str, int]:
+        """Chunks of scales of each tile that has any: of its rows, and of its columns where a product reduces rows."""
+        return dict(K=2, V=1, Q=2, dO=2) if self.has_block_scales else {}
+
+    def scale_bytes(self, name: str) -> int:
+        """Bytes of the scales of a tile."""
+        return SCALE_BYTES * self.scale_chunks.get(name, 0)
+
+    def scale_columns(self, name: str) -> int:
+        """Tensor-memory columns of the scales of a tile."""
+        return SCALE_COLUMNS * self.scale_chunks[name]
+
+    @property
     def q_stages(self) -> int:
         """Two, or one for a pair: it has no room for more, and S^T releases its copy of Q early."""
         return 3 - self.ctas
@@ -266,11 +281,12 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
         """dQ = dS K, reduced over keys, both operands in shared memory."""
         k, ds = SmemOperand(self.k_columns, Major.MN), SmemOperand(self.ds_tile, Major.MN)
         umma = Umma(self.operand_dtype, n=self.columns, k=self.cluster_tile_n, b=k, a=ds, ctas=self.ctas)
-        return replace(umma, a_dtype=self.ds_dtype)
+        return replace(umma, a_dtype=self.ds_dtype, is_scaled=self.has_block_scales)
 
     def _umma(self, n: int, k: int, b: SmemOperand, a: SmemOperand | None = None) -> Umma:
         """Product with one row per key."""
-        return Umma(self.operand_dtype, n=n, k=k, b=b, a=a, m=self.cluster_tile_n, ctas=self.ctas)
+        umma = Umma(self.operand_dtype, n=n, k=k, b=b, a=a, m=self.cluster_tile_n, ctas=self.ctas)
+        return replace(umma, is_scaled=self.has_block_scales)
 
     def dq_transpose(self, lanes: int) -> Umma:
         """dQ^T = K^T dS^T, `lanes` rows of it."""

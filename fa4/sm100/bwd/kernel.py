@@ -18,6 +18,7 @@ from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Clust
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .. import tmem
+from ..mma import CHUNK_COLUMNS
 from ..signals import SIGNALS
 from .compute import compute
 from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Sm100BackwardConfig, Sm100BackwardContext
@@ -38,7 +39,7 @@ TMEM_AND_SMEM = Carries.TMEM | Carries.ASYNC_SMEM  # dS: in TMEM for dK, in shar
 
 def tmem_map(cfg: Sm100BackwardConfig) -> tmem.TmemMap:
     """TMEM map. P and dS alias S and dP in two packed halves, one at each end. dQ aliases dP (a pair's dQ between the
-    halves of dS) unless small head dims leave room for it."""
+    halves of dS) unless small head dims leave room for it. Scales of blocks come last."""
     dp = cfg.tile_m + cfg.columns_v
     dk = dp + cfg.tile_m
     ranges = dict(
@@ -56,7 +57,20 @@ def tmem_map(cfg: Sm100BackwardConfig) -> tmem.TmemMap:
         ranges.update(dQ=tmem.cols(dk + cfg.columns, cfg.dq_columns))
     if cfg.dq_transposed:
         ranges.update(dQ_high=tmem.alias_of("dP", columns=cfg.tile_m))
+    if cfg.has_block_scales:
+        first = tmem.TmemMap(**ranges).end
+        ranges.update(ones=tmem.cols(first, CHUNK_COLUMNS))
+        first += CHUNK_COLUMNS
+        for name, stages in scale_stages(cfg).items():
+            ranges[f"{name}_scales"] = tmem.cols(first, stages * cfg.scale_columns(name))
+            first += stages * cfg.scale_columns(name)
     return tmem.TmemMap(**ranges)
+
+
+def scale_stages(cfg: Sm100BackwardConfig) -> dict[str, int]:
+    """Stages of the scales of blocks of each tile that has any."""
+    stages = dict(K=1, V=1, Q=cfg.q_stages, dO=cfg.do_stages)
+    return {name: stages[name] for name in cfg.scale_chunks}
 
 
 def channels(cfg: Sm100BackwardConfig) -> ChannelTable:
@@ -113,6 +127,7 @@ def smem_map(cfg: Sm100BackwardConfig, table: ChannelTable) -> SmemMap:
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.do_stages * cfg.do_tile.nbytes, align=1024),
         *columns,
+        *(Region(f"{name} scales", n * cfg.scale_bytes(name), align=128) for name, n in scale_stages(cfg).items()),
         Region("dS", cfg.ds_tile.nbytes, align=1024),
         Region("dQ", DQ_STAGES * CHUNK_BYTES, align=128),
         Region("rows", ROW_STAGES * cfg.rows_bytes, align=128),

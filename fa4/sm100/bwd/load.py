@@ -15,6 +15,7 @@ from cutlass import Float32, Int32, const_expr
 from ...core.sequence import Rows, clamp_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
+from .block_scales import load_scales
 from .config import TILE_N, Sm100BackwardContext, Sm100StepsContext
 from .work import ListPosition, Sm100BackwardWork, next_position, work_tile
 
@@ -75,7 +76,9 @@ def load_tile(
     cfg, tma, (head, block), rows = context.cfg, context.tma(name.lower()), coord, rows_of(work, name)
     matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.lengths_vary)
     smem_ptr = context.smem.pointer(name, cfg.loaded_dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
-    cursor.expect_tx(tma.tile.nbytes, work.rank)
+    cursor.expect_tx(tma.tile.nbytes + cfg.scale_bytes(name), work.rank)
+    if cfg.has_block_scales:
+        load_scales(context, cursor, work, name, coord)
     tile_index = work.own_block if name in ("K", "V") else block * cfg.ctas + work.rank
     if cfg.lengths_vary:
         tile_index = clamp_tile(tile_index, rows, tma.tile.rows)

@@ -19,6 +19,7 @@ from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, Ends
 from .. import tmem
 from ..mma import Umma
+from .block_scales import COLUMNS, ROWS, copy_scales_of, scales_of_product
 from .config import HALVES, LANES, Sm100BackwardContext, Sm100BackwardSteps, unpacked_columns
 from .work import work_tile
 
@@ -42,9 +43,11 @@ def issue(context: Sm100BackwardContext, ends: Ends, steps: Int32):
     if const_expr(is_pair):
         q_columns, do_columns = consume(ends.load_mma_Qcolumns), consume(ends.load_mma_dOcolumns)
     consume(ends.load_mma_K).wait()
+    copy_once(context, base, "K")
     q.wait()
     issue_scores(context, ends, base, zero, q)
     consume(ends.load_mma_V).wait()
+    copy_once(context, base, "V")
     for i in cutlass.range(steps, unroll=1):
         if const_expr(is_pair):
             zero = read_zero(context)  # again in each step, see `smem_address`
@@ -53,7 +56,9 @@ def issue(context: Sm100BackwardContext, ends: Ends, steps: Int32):
             p.at_iteration_of(dq).wait(0)
         do_address = smem_address(context, zero, "dO") + do.stage * cfg.do_tile.nbytes
         with cute.arch.elect_one():
-            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(smem_address(context, zero, "V")), cfg.dp.b.at(do_address), False)
+            copy_scales_of(context, base, "dO", do.stage)
+            v, scales = smem_address(context, zero, "V"), scales_of_product(context, base, "V", "dO", COLUMNS, do.stage)
+            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(v), cfg.dp.b.at(do_address), False, scales=scales)
             ends.mma_compute_dP.commit_full(0)
             if const_expr(is_pair):
                 do.commit()
@@ -63,7 +68,8 @@ def issue(context: Sm100BackwardContext, ends: Ends, steps: Int32):
             do_address = smem_address(context, zero, "dOcolumns")
             p.at_iteration_of(do_columns).wait()
         with cute.arch.elect_one():
-            issue_by_halves(cfg, cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_address), i > 0)
+            scales = scales_of_product(context, base, None, "dO", ROWS, do.stage)
+            issue_by_halves(cfg, cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_address), i > 0, scales)
             if const_expr(is_pair):
                 do_columns.commit()
             else:
@@ -100,6 +106,14 @@ def issue(context: Sm100BackwardContext, ends: Ends, steps: Int32):
         ends.mma_compute_dK.commit_full(0)
 
 
+@cute.jit
+def copy_once(context: Sm100BackwardContext, base: Int32, name: cutlass.Constexpr[str]):
+    """Copy the scales of K or V, if there are any."""
+    if const_expr(context.cfg.has_block_scales):
+        with cute.arch.elect_one():
+            copy_scales_of(context, base, name)
+
+
 def smem_address(context: Sm100BackwardContext, zero: Int32 | int, name: str):
     """Shared-memory address of a tile, plus `zero` for a pair.
 
@@ -128,9 +142,10 @@ def issue_scores(context: Sm100BackwardContext, ends: Ends, base: Int32, zero: I
     scores = context.cfg.scores
     q_address = smem_address(context, zero, "Q") + q.stage * context.cfg.q_tile.nbytes
     with cute.arch.elect_one():
-        scores.issue(
-            base + context.tmem.S, scores.a.at(smem_address(context, zero, "K")), scores.b.at(q_address), False
-        )
+        copy_scales_of(context, base, "Q", q.stage)
+        scales = scales_of_product(context, base, "K", "Q", COLUMNS, q.stage)
+        k = scores.a.at(smem_address(context, zero, "K"))
+        scores.issue(base + context.tmem.S, k, scores.b.at(q_address), False, scales=scales)
         ends.mma_compute_S.commit_full(0)
         if context.cfg.ctas == 2:
             q.commit()
@@ -140,17 +155,18 @@ def issue_dk(context: Sm100BackwardContext, base: Int32, q: Cursor, q_address: I
     """Issue dK += dS^T Q, then free Q."""
     cfg, spans = context.cfg, context.tmem
     with cute.arch.elect_one():
-        issue_by_halves(cfg, cfg.dk, base + spans.dK, base + spans.dS, cfg.dk.b.at(q_address), accumulate)
+        scales = scales_of_product(context, base, None, "Q", ROWS, q.stage)
+        issue_by_halves(cfg, cfg.dk, base + spans.dK, base + spans.dS, cfg.dk.b.at(q_address), accumulate, scales)
         q.commit()
 
 
-def issue_by_halves(cfg: Sm100BackwardSteps, umma: Umma, d, a, b, accumulate):
+def issue_by_halves(cfg: Sm100BackwardSteps, umma: Umma, d, a, b, accumulate, scales: tuple | None = None):
     """Issue D += A B with A in tensor memory. Each compute warpgroup has stored its half of the reduction, packed, at
-    its end of the score columns."""
+    its end of the score columns. scales: see `Umma.issue`."""
     steps = umma.steps // HALVES
     for half in range(HALVES):
         gap = half * HALVES * unpacked_columns(cfg)  # unused columns between the packed halves
-        umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps))
+        umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps), scales)
 
 
 def issue_dq(context: Sm100BackwardContext, ends: Ends, base: Int32, zero: Int32 | int):
@@ -158,7 +174,8 @@ def issue_dq(context: Sm100BackwardContext, ends: Ends, base: Int32, zero: Int32
     cfg = context.cfg
     with cute.arch.elect_one():
         keys = smem_address(context, zero, "Kcolumns" if cfg.ctas == 2 else "K")
-        cfg.dq.issue(base + context.tmem.dQ, cfg.dq.a.at(smem_address(context, zero, "dS")), cfg.dq.b.at(keys), False)
+        ds, scales = smem_address(context, zero, "dS"), scales_of_product(context, base, None, "K", ROWS)
+        cfg.dq.issue(base + context.tmem.dQ, cfg.dq.a.at(ds), cfg.dq.b.at(keys), False, scales=scales)
         ends.mma_reduce_dQ.commit_full(0)
 
 

@@ -1,10 +1,7 @@
-"""Scales of blocks of 32 numbers: their layout, and their way to tensor memory, where products read them.
+"""Scales of blocks of 32 numbers in the forward: chunks of a Q tile and of a key block, see `sm100.block_scales`.
 
-A chunk has the scales of up to 128 rows of an operand (rows of Q, keys of K, columns of V) and of four blocks along the
-reduction: 512 bytes, that of block b of row r at byte 16 (r % 32) + 4 (r // 32) + b. An operand with more blocks has
-several chunks. The host lays out scales in chunks (`in_chunks`), those of a Q tile or of a key block one after the
-other. They are loaded with the numbers that they belong to, and mma copies them before the first product that reads
-them. P has the scale 1, which softmax writes to tensor memory once.
+They are loaded with the numbers that they belong to, and mma copies them before the first product that reads them. P
+has the scale 1, which softmax writes to tensor memory once.
 """
 
 from __future__ import annotations
@@ -14,19 +11,15 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32, Uint8
 from torch import Tensor
-from torch.nn import functional
 
 from ...core.sequence import Rows
 from ...fwd.device.work import Work
 from ...pipeline.cursor import Cursor
 from ...pipeline.tma import bulk_load
 from ...runtime.spec import E8M0_ONE, MX_BLOCK, AttentionInputs, Cache
-from .. import tmem
-from ..mma import CHUNK_BLOCKS, CHUNK_BYTES, CHUNK_COLUMNS, CHUNK_ROWS, copy_chunk
+from ..block_scales import as_chunks, in_tiles, sequences_of
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .work import row_tile
-
-ONES = E8M0_ONE * 0x01010101  # of four blocks
 
 
 def in_chunks(cache: Cache, inputs: AttentionInputs, cfg: Sm100ForwardConfig) -> Cache:
@@ -51,40 +44,10 @@ def _with_defined_ends(scales: Tensor, inputs: AttentionInputs) -> Tensor:
         return torch.where((first < inputs.seqused_k[:, None])[..., None, None], scales, E8M0_ONE)
     bounds = inputs.cu_seqlens_k
     counts = bounds.diff() if inputs.seqused_k is None else torch.minimum(bounds.diff(), inputs.seqused_k)
-    sequence, first = _sequences(scales.shape[0], bounds // MX_BLOCK + torch.arange(len(bounds), device=bounds.device))
+    sequence, first = sequences_of(
+        scales.shape[0], bounds // MX_BLOCK + torch.arange(len(bounds), device=bounds.device)
+    )
     return torch.where((MX_BLOCK * first < counts[sequence])[:, None, None], scales, E8M0_ONE)
-
-
-def in_tiles(scales: Tensor, tile: int, cu_seqlens: Tensor | None, step: int = 1) -> Tensor:
-    """Cut scales (batch, entries, ...) into tiles (batch, tiles, entries of a tile, ...), padded with 1. Of packed
-    sequences, (entries, ...) into (1, tiles, ...). step: rows of an entry, of `tile` rows and `cu_seqlens`."""
-    entries = tile // step
-    if cu_seqlens is None:
-        padding = (0, 0) * (scales.ndim - 2) + (0, -scales.shape[1] % entries)
-        return functional.pad(scales, padding, value=E8M0_ONE).unflatten(1, (-1, entries))
-    sequences = torch.arange(len(cu_seqlens), device=cu_seqlens.device)
-    firsts = cu_seqlens // step + (sequences if step > 1 else 0)
-    count = step * scales.shape[0] // tile + len(sequences)
-    sequence, tiles = _sequences(count, cu_seqlens // tile + sequences)
-    index = (firsts[sequence] + tiles * entries)[:, None] + torch.arange(entries, device=cu_seqlens.device)
-    return scales[index.clamp(max=scales.shape[0] - 1)][None]
-
-
-def _sequences(count: int, firsts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sequence of each of `count` entries, and its index there. firsts: first entry of each sequence, and
-    the end of the last."""
-    entries = torch.arange(count, dtype=firsts.dtype, device=firsts.device)
-    sequence = (torch.searchsorted(firsts, entries, right=True) - 1).clamp(max=len(firsts) - 2)
-    return sequence, entries - firsts[sequence]
-
-
-def as_chunks(scales: Tensor) -> Tensor:
-    """Return scales (batch, tiles, heads, rows, blocks) as chunks, (batch, heads, tiles, bytes)."""
-    padding = 0, -scales.shape[-1] % CHUNK_BLOCKS, 0, CHUNK_ROWS - scales.shape[-2]
-    x = functional.pad(scales, padding, value=E8M0_ONE)
-    x = x.unflatten(-1, (-1, CHUNK_BLOCKS)).unflatten(-3, (CHUNK_ROWS // 32, 32))
-    # batch, tiles, heads, group of 32 rows, row in group, chunk, block
-    return x.permute(0, 2, 1, 5, 4, 3, 6).contiguous().flatten(3)
 
 
 def load_scales_of_q(context: Sm100ForwardContext, work: Work, tile: int, q: Cursor) -> None:
@@ -132,18 +95,3 @@ def _load(
 def scales_in_smem(context: Sm100ForwardContext, name: str, index: int | Int32) -> cute.Pointer:
     """The scales of a Q tile ("Q") or of a stage of K and V ("KV")."""
     return context.smem.pointer(f"{name} scales", Uint8) + index * context.cfg.scale_bytes
-
-
-def copy_scales(source: cute.Pointer, address: Int32, nbytes: int) -> None:
-    """One thread of mma: copy scales from shared to tensor memory. The products that read these columns before are
-    complete: the stage of shared memory was free when it was loaded."""
-    for chunk in range(nbytes // CHUNK_BYTES):
-        copy_chunk(source.toint() + chunk * CHUNK_BYTES, address + chunk * CHUNK_COLUMNS)
-
-
-def write_scales_of_p(context: Sm100ForwardContext, tile: Int32) -> None:
-    """Whole warp of softmax: write the scale of P of a Q tile. The first signal that P is full tells mma."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    address = tmem.lane_address(context.tmem.P_scales, warp) + tile * CHUNK_COLUMNS
-    tmem.store(address, [Int32(ONES)] * CHUNK_COLUMNS)
-    tmem.wait_stores()

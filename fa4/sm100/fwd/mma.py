@@ -23,8 +23,9 @@ from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
+from ..block_scales import copy_scales
 from ..mma import CHUNK_COLUMNS, Umma, k_per_mma
-from .block_scales import copy_scales, scales_in_smem
+from .block_scales import scales_in_smem
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .work import Queue
 

@@ -23,8 +23,8 @@ from ...fwd.device.scales import Scales, factor
 from ...pipeline.cursor import Cursor, Lane, consume, produce
 from ...pipeline.ends import Ends
 from .. import tmem
+from ..block_scales import write_ones
 from ..exp2 import exp2_mufu
-from .block_scales import write_scales_of_p
 from .config import Sm100ForwardConfig, Sm100ForwardContext
 from .row_softmax import (
     RowInBlock,
@@ -52,8 +52,8 @@ def softmax(context: Sm100ForwardContext):
     s = consume(ends.mma_softmax_S, Lane(tile, cfg.q_tiles))
     norms = produce(ends.softmax_correction_norm, tile)
     norm_rows = rows_in_smem(context, "norm")
-    if const_expr(cfg.has_block_scales):
-        write_scales_of_p(context, tile)
+    if const_expr(cfg.has_block_scales):  # the first signal that P is full tells mma
+        write_ones(context.tmem.P_scales, tile)
     step = functools.partial(smem_p_step if const_expr(cfg.p_in_smem) else softmax_step, context, ends, tile)
 
     queue = Queue.first(context, ends)
