@@ -167,6 +167,9 @@ _MULTIPLIED_BACKWARD = dict(
     **dict.fromkeys(("score_mod", "mask_mod"), ("none",)),
     dropout=("no",),
 )
+_SCALED_BACKWARD = _MULTIPLIED_BACKWARD | dict(
+    precision=("mxfp8",), head_dim=("64",), head_dim_v=("same", "smaller"), lengths=("large", "larger", "square")
+)
 _SCALED = dict(
     recipe=("mxfp8", "mixed"),
     scale=("default", "given"),
@@ -211,6 +214,12 @@ ARRAYS = {
         Array(
             "training-in-eight-bits-sm100",
             TRAINING_IN_EIGHT_BITS.with_levels(**_MULTIPLIED_BACKWARD),
+            2,
+            backends=("sm100",),
+        ),
+        Array(
+            "training-in-eight-bits-scaled",
+            TRAINING_IN_EIGHT_BITS.with_levels(**_SCALED_BACKWARD),
             2,
             backends=("sm100",),
         ),

@@ -311,7 +311,7 @@ EIGHT_BITS = Model(
 TRAINING_IN_EIGHT_BITS = Model(
     "training in eight bits",
     dict(
-        precision=("fp8", "fp8-forward", "mxfp8"),
+        precision=("fp8", "fp8-forward", "mxfp8", "mxfp8-forward"),
         form=("dense", "packed"),
         dtype=("bfloat16", "float16"),
         head_dim=("64", "96", "128", "odd", "256"),
@@ -324,7 +324,7 @@ TRAINING_IN_EIGHT_BITS = Model(
     ),
     (
         _no("a softcap is a score_mod", softcap="yes", score_mod="alibi"),
-        _no("blocks of 32 columns", precision="mxfp8", head_dim="odd"),
+        _no("blocks of 32 columns", precision=("mxfp8", "mxfp8-forward"), head_dim="odd"),
         _no("dense queries are all in use: there is no such argument", form="dense", seqused=("queries", "both")),
         _no("rows without keys come of lengths here", mask="empty_rows", lengths=("ragged", "several_tiles")),
         _no("rows without keys come of lengths here", mask="empty_rows", lengths=("one_query", "few_queries")),
