@@ -22,7 +22,7 @@ from torch import Tensor
 import fa4
 from fa4.cli.main import device_named
 from fa4.oracle import reference
-from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Operands, Saved
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Saved
 from fa4.torch_ops import low_precision, recipes
 from fa4.torch_ops.descales import dequantized
 
@@ -36,13 +36,13 @@ QUERIES = 128  # of longer sequences: the last ones
 
 
 class Recipe(NamedTuple):
-    """recipe: of `fa4.quantize`, "" for none. trained: that of precision=, with scales that are powers of two.
-    multiplied: also P, dO and dS are 8-bit, as in the kernels of sm_100."""
+    """recipe: of `fa4.quantize`, "" for none. trained: a precision of training calls, instead of a recipe. multiplied:
+    also P, dO and dS are 8-bit, as in the kernels of sm_100."""
 
     recipe: str = ""
     smooth: bool = False
     rotate: bool = False
-    trained: bool = False
+    trained: str = ""
     multiplied: bool = False
 
 
@@ -55,8 +55,10 @@ RECIPES = {
     "head, smooth": Recipe("head", smooth=True),
     "head, rotate": Recipe("head", rotate=True),
     "head, both": Recipe("head", smooth=True, rotate=True),
-    "precision='fp8'": Recipe("head", trained=True),
-    "the same, 8-bit products": Recipe("head", trained=True, multiplied=True),
+    "precision='fp8'": Recipe(trained="fp8"),
+    "'fp8', 8-bit products": Recipe(trained="fp8", multiplied=True),
+    "precision='mxfp8'": Recipe(trained="mxfp8"),
+    "'mxfp8', 8-bit products": Recipe(trained="mxfp8", multiplied=True),
 }
 
 
@@ -103,11 +105,11 @@ def drawn(kind: str, tokens: int, seed: int, device: torch.device) -> list[Tenso
 
 def rounded(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """q, k and v as float32 numbers that 8 bits and their scales stand for, through which gradients pass unchanged."""
-    if not recipe.recipe:
+    if not recipe.recipe and not recipe.trained:
         return [q.float(), k.float(), v.float()]
     results = []
     inputs = AttentionInputs(q.detach(), k.detach(), v.detach())
-    trained = low_precision.rounded(inputs, "fp8") if recipe.trained else None
+    trained = low_precision.rounded(inputs, recipe.trained) if recipe.trained else None
     for i, x in enumerate((q, k, v)):
         smooth, rotate = recipe.smooth and i == 1, recipe.rotate and i < 2
         if trained is not None:
@@ -128,13 +130,13 @@ def outcomes(tensors: list[Tensor], leaves: list[Tensor], dout: Tensor, dtype: t
     return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(out.dtype))]
 
 
-def outcomes_of_8_bits(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> list[Tensor]:
+def outcomes_of_8_bits(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, precision: str) -> list[Tensor]:
     """The same of products of 8-bit numbers, by the reference that judges the kernels of sm_100."""
     plain = AttentionInputs(q.detach(), k.detach(), v.detach(), max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
-    eight, descales = low_precision.rounded(plain, "fp8")
+    eight, descales = low_precision.rounded(plain, precision)
     inputs = dequantized(eight, descales, torch.float32)
     flags = Flags(softmax_scale=HEAD_DIM**-0.5, window_right=0, needs_backward=True)
-    spec = replace(AttentionSpec.of(inputs, flags), dtype=torch.bfloat16, operands=Operands.E4M3)
+    spec = replace(AttentionSpec.of(inputs, flags), dtype=torch.bfloat16, operands=low_precision.PRECISIONS[precision])
     dout, operands = low_precision.gradient_operands(Saved(dout, dout, dout), eight, descales)
     out, _ = reference.forward(inputs, spec, precise=False)
     grads = reference.backward(inputs, spec, dout, precise=False, ds_factors=operands.ds_factors(spec.group))
@@ -159,7 +161,7 @@ def measured(kind: str, tokens: int, names: list[str], seed: int, device: torch.
     for name in names:
         tensors = rounded(RECIPES[name], *leaves)
         if RECIPES[name].multiplied:
-            results = outcomes_of_8_bits(*inputs, dout)
+            results = outcomes_of_8_bits(*inputs, dout, RECIPES[name].trained)
         else:
             results = outcomes(tensors, leaves, dout, torch.bfloat16)
         with torch.no_grad():
@@ -205,8 +207,8 @@ def page(rows: list[dict], file: str) -> str:
         "What the recipes are: [FP8 attention](../fp8.md). This command measures and writes the page:\n"
         "`python -m bench.accuracy --page docs/results/fp8-accuracy.md`.",
         f"{where}; {shape}.\nSequences above {ALL_QUERIES} tokens have {QUERIES} queries, the last ones. Rows:\n"
-        f"`bench/results/{file}`.\nBackend `torch`, which multiplies the dequantised numbers in 16 bits; in the last "
-        "column, where\nP, dO and dS are 8-bit, too, by the formulas of `fa4.oracle.reference`.",
+        f"`bench/results/{file}`.\nBackend `torch`, which multiplies the dequantised numbers in 16 bits; with 8-bit "
+        "products,\nwhere P, dO and dS are 8-bit, too, the formulas of `fa4.oracle.reference`.",
         "An error is the Frobenius norm of the difference to float64 attention on the bfloat16 inputs, divided by the "
         "norm\nof the latter, in percent. Gradients are straight-through.",
         kinds,

@@ -59,7 +59,8 @@ def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path)
             problem.call(**eight_bits)
         else:
             leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
-            out, _ = problem.call(**leaves, **(dict(precision="fp8") if is_8bit else {}))
+            precision = {E4M3: "fp8", E8M0: "mxfp8"}.get(case.dtype)
+            out, _ = problem.call(**leaves, precision=precision)
             Recorder(gpu, folder, case.name)
             torch.autograd.grad(out, list(leaves.values()), problem.dout)
 
