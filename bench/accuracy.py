@@ -120,7 +120,7 @@ def rounded(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         x = x.float()
         x = x - x.mean(1, keepdim=True) if smooth else x
         x = recipes.rotated(x) if rotate else x
-        results.append(fa4.dequantize(data, scales, torch.float32) + (x - x.detach()))
+        results.append(recipes.dequantized(data, scales, torch.float32) + (x - x.detach()))
     return results
 
 

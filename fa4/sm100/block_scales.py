@@ -65,9 +65,8 @@ def copy_scales(source: cute.Pointer, address: Int32, nbytes: int) -> None:
 
 
 def write_ones(column: Int32 | int, index: Int32 | int = 0) -> None:
-    """Whole warp: write scales of 1 for 128 rows to the warp's lanes, from a tensor-memory column on. index: of the
-    chunk that begins there."""
+    """Whole warp: write scales of 1 for 128 rows to the warp's lanes, from a tensor-memory column on; complete after
+    `tmem.wait_stores()`. index: of the chunk that begins there."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     address = tmem.lane_address(column, warp) + index * CHUNK_COLUMNS
     tmem.store(address, [Int32(_ONES)] * CHUNK_COLUMNS)
-    tmem.wait_stores()

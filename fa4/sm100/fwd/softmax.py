@@ -54,6 +54,7 @@ def softmax(context: Sm100ForwardContext):
     norm_rows = rows_in_smem(context, "norm")
     if const_expr(cfg.has_block_scales):  # the first signal that P is full tells mma
         write_ones(context.tmem.P_scales, tile)
+        tmem.wait_stores()
     step = functools.partial(smem_p_step if const_expr(cfg.p_in_smem) else softmax_step, context, ends, tile)
 
     queue = Queue.first(context, ends)
