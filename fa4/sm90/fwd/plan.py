@@ -64,13 +64,14 @@ def configure(
 
 
 def packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) -> int:
-    """Return the query heads per tile (pack_gqa). Packing pays if the rows of one head leave half of a tile empty."""
+    """Return the query heads per tile (pack_gqa). Packing pays if the rows of one head leave half of a tile empty, or
+    as the table says."""
     if spec.has_blocks:
         return 1  # query heads may have blocks of their own
     if tiles.consumers == 1:
         return packed_heads_of_one(spec)
     is_short = 2 * extent.max_seqlen_q <= tiles.consumers * ROWS
-    return math.gcd(spec.group, ROWS_PER_WARP) if is_short else 1
+    return math.gcd(spec.group, ROWS_PER_WARP) if is_short or tiles.packs_heads else 1
 
 
 def packed_heads_of_one(spec: AttentionSpec) -> int:

@@ -34,7 +34,7 @@ from .config import Schedule
 class TileShape:
     """Columns of the table of tiles; `Sm90ForwardConfig` explains them. l2_group: (head, sequence) pairs of an L2
     group, if they fill whole rounds of the grid; None: the fewest that do. splits: see `splits_for`; None: as many as
-    keep the chip busy."""
+    keep the chip busy. packs_heads: tiles have rows of all query heads of a group, even of many queries."""
 
     consumers: int
     tile_n: int
@@ -45,6 +45,7 @@ class TileShape:
     rescale_threshold: float = 8.0
     l2_group: int | None = None
     splits: int | None = None
+    packs_heads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
