@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class _Arithmetic:
         return x if self.operand is None or self.is_8bit else x.to(self.operand).to(self.dtype)
 
     def on_line(self, p: Tensor) -> Tensor:
-        """Put a share of P on the line. A row's largest P is 1."""
+        """Put a share of P on the line."""
         if self.line is None:
             return p
         x = torch.log2(p) + self.largest_p + LINE_SHIFT
@@ -118,7 +119,7 @@ class _Arithmetic:
         return torch.where(takes_line, torch.where(x < -15, 0.0, line / 2**self.largest_p), p)
 
     def round_weights(self, p: Tensor) -> Tensor:
-        """Round P, of which a row's largest is 1."""
+        """Round P, relative to its offset."""
         if not self.is_8bit:
             return self.round(p)
         return (p * 2**self.largest_p).to(self.operand).to(self.dtype) / 2**self.largest_p
@@ -146,6 +147,8 @@ class _Arithmetic:
         return total.float()
 
 
+_LN2 = log(2.0)
+_LARGEST_LOG2_P = 8.75  # of P in e4m3, see `fwd.variant.RESCALE_THRESHOLD_8BIT`
 _MMA_K = 16  # products that one MMA instruction on 16-bit operands adds at once
 HOPPER_8BIT = {"sum_bits": 14, "largest_p": 7}
 """Options of `forward` for e4m3 operands on a Hopper chip, whose tensor cores add them with 14 bits."""
@@ -195,7 +198,7 @@ def _lse(math: _Arithmetic, s: Tensor, sink: Tensor | None) -> Tensor:
     if s.shape[2] and math.line is not None:
         p, row_max, max_so_far = _weights(math, s)
         at_max = s.argmax(dim=2, keepdim=True)
-        p = p.scatter(2, at_max, (row_max > -torch.inf).to(p.dtype))
+        p = p.scatter(2, at_max, _exp(s, max_so_far).gather(2, at_max))
         s = torch.log(p * _exp(max_so_far, row_max)) + row_max.masked_fill(row_max == -torch.inf, 0.0)
     if sink is not None:
         s = torch.cat([s, sink.to(math.dtype)[:, None, None].expand(-1, s.shape[1], 1)], dim=2)
@@ -205,9 +208,11 @@ def _lse(math: _Arithmetic, s: Tensor, sink: Tensor | None) -> Tensor:
 
 
 def _weights(math: _Arithmetic, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """P relative to the largest score so far, the row's largest score, and the largest score so far."""
+    """P relative to an offset, the row's largest score, and the offset: the largest score so far, or with e4m3 less."""
     row_max = s.amax(dim=2, keepdim=True)
     max_so_far = row_max if math.key_order is None else _max_so_far(s, math.key_order)
+    if math.is_8bit and math.key_order is not None:
+        max_so_far = max_so_far - _lag(row_max, math)
     return math.on_line(_exp(s, max_so_far)), row_max, max_so_far
 
 
@@ -222,6 +227,13 @@ def _max_so_far(s: Tensor, seed: int) -> Tensor:
     return torch.empty_like(s).scatter_(2, order, s.gather(2, order).cummax(dim=2).values)
 
 
+def _lag(row_max: Tensor, math: _Arithmetic) -> Tensor:
+    """How far an offset may be below the largest score so far: a kernel rescales only if P would exceed
+    2^`_LARGEST_LOG2_P`, so the largest P of a row need not be a power of two. Random, shaped like row_max."""
+    lag = torch.rand(row_max.shape, generator=torch.Generator().manual_seed(math.key_order or 0)).to(row_max)
+    return lag * (_LARGEST_LOG2_P - math.largest_p) * _LN2
+
+
 def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, k: Tensor | int) -> Tensor:
     """O in math.dtype. The same-precision reference rounds exp(S - max) and divides later, like every flash kernel.
     With an order of keys, max is the largest score so far."""
@@ -231,7 +243,8 @@ def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, k: Tensor | int)
     o = (math.round_weights(p) * _exp(max_so_far, row_max) * k) @ math.round(vs)
     factor = torch.exp(row_max - lse[..., None])
     if math.line is not None:  # lse has 1 for the largest P
-        factor = 1 / (1 / factor + p.gather(2, s.argmax(dim=2, keepdim=True)) - 1)
+        largest = (p * _exp(max_so_far, row_max)).gather(2, s.argmax(dim=2, keepdim=True))
+        factor = 1 / (1 / factor + largest - 1)
     return o * factor.nan_to_num(0.0)
 
 
@@ -287,7 +300,8 @@ def forward(
     """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k). sequential
     and key_order: other roundings of the same-precision reference. sequential: float32 products add their terms in
     order. key_order: seed of a random order of keys; P is rounded relative to the largest score so far, as in an online
-    softmax (None: of the row). sum_bits, largest_p, line: of e4m3 operands, see `HOPPER_8BIT` and `_Arithmetic`.
+    softmax (None: of the row), and in e4m3 relative to less (`_lag`). sum_bits, largest_p, line: of e4m3 operands, see
+    `HOPPER_8BIT` and `_Arithmetic`.
 
     Returns:
         out, shaped like q with last axis head_dim_v, and lse (batch, heads_q, seqlen_q) or (heads_q, total_q):
