@@ -32,8 +32,8 @@ class Judge:
     formula), since the formula's N x N matrices in float64 do not fit beside the benchmark at long lengths.
     """
 
-    def __init__(self, case: BenchCase, tensors: tuple[Tensor, ...], window_left: int | None = None) -> None:
-        self.case, self._tensors, self._window_left = case, tensors, window_left
+    def __init__(self, case: BenchCase, tensors: tuple[Tensor, ...]) -> None:
+        self.case, self._tensors = case, tensors
 
     def judgements(self, got: dict[str, Tensor]) -> list[Judgement]:
         """Of "out", or of "dq", "dk" and "dv"."""
@@ -49,8 +49,7 @@ class Judge:
         q, k, v, dout = (_one_head(case, x.detach(), i in (0, 3)) for i, x in enumerate(self._tensors))
         leaves = [x.double().requires_grad_() for x in (q, k, v)]
         scale = case.head_dim**-0.5
-        window_right = 0 if case.causal else None
-        window_size = self._window_left, window_right
+        window_size = case.window, 0 if case.causal else None
         out = fa4.flash_attn_func(*leaves, window_size=window_size, softmax_scale=scale, backend="torch")
         inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
         spec = AttentionSpec.of(inputs, Flags(scale, *window_size))

@@ -21,6 +21,7 @@ from .compare import read_rows
 from .suites import BenchCase
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(BenchCase))
+_REQUIRED = {field.name for field in dataclasses.fields(BenchCase) if field.default is dataclasses.MISSING}
 _INCHES = {"lines": (3.4, 2.8), "bars": (4.6, 2.9)}  # of a panel, width and height
 _WIDEST = 20.0  # inches of a figure
 
@@ -50,7 +51,7 @@ class _Point:
         key = (case.direction != "fwd", self.unit, case.head_dim, case.head_dim_v)
         if self.is_square and not lines:
             return key
-        return (*key, case.heads_q, case.heads_kv, case.causal, *(() if lines else (case.seqlen_q,)))
+        return (*key, case.heads_q, case.heads_kv, case.causal, case.window or 0, *(() if lines else (case.seqlen_q,)))
 
 
 def _length(seqlen: int) -> str:
@@ -62,7 +63,7 @@ def _heads(case: BenchCase) -> str:
 
 
 _ASPECTS: dict[str, Callable[[BenchCase], str]] = {
-    "mask": lambda case: "causal" if case.causal else "full",
+    "mask": lambda case: case.kind,
     "heads": _heads,
     "queries": lambda case: _length(case.seqlen_q),
     "batch": lambda case: f"b{case.batch}",
@@ -173,7 +174,7 @@ def _chosen(results: Path, pattern: str) -> list[dict]:
         click.ClickException: there are none, or they are not of one run.
     """
     try:
-        rows = [row for row in read_rows(results) if "median_ms" in row and set(_FIELDS[:-3]) <= row.keys()]
+        rows = [row for row in read_rows(results) if "median_ms" in row and row.keys() >= _REQUIRED]
     except click.ClickException:
         raise click.ClickException(f"{results} is not a result file of bench.run: no case that can be drawn") from None
     if any(row["suite"] == "tune" for row in rows):

@@ -79,6 +79,8 @@ def _beyond(case: BenchCase) -> str:
         return "" if is_predicted else "of latents only a forward without pages is predicted"
     if case.heads_q != case.heads_kv or case.seqlen_q != case.seqlen_k:
         return "only self-attention with as many key/value heads is predicted"
+    if case.window is not None:
+        return "windows are not predicted"
     if case.converts_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3, MXFP8):
         return "only bfloat16, e4m3 and mxfp8 without pages are predicted"
     return ""

@@ -33,7 +33,8 @@ def _fa4(**flags) -> Callable[[BenchCase], Attention]:
     def build(case: BenchCase) -> Attention:
         if case.page_size is not None or case.converts_kv or case.v_in_k:
             return _in_cache(case, **flags)
-        return functools.partial(fa4.flash_attn_func, causal=case.causal, **flags)
+        window_size = case.window, None
+        return functools.partial(fa4.flash_attn_func, causal=case.causal, window_size=window_size, **flags)
 
     return build
 
@@ -113,6 +114,8 @@ def _flash_attn_4(case: BenchCase) -> Attention:
 
     if case.page_size is not None:
         return _flash_attn_4_in_pages(case)
+    if case.window is not None:
+        return lambda q, k, v: flash_attn_func(q, k, v, window_size=(case.window, 0))[0]
     return lambda q, k, v: flash_attn_func(q, k, v, causal=case.causal)[0]
 
 
@@ -167,9 +170,14 @@ def _flashinfer(case: BenchCase) -> Attention:
 def _flex(case: BenchCase) -> Attention:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    mask = None
-    if case.causal:
-        shift = case.seqlen_k - case.seqlen_q
+    mask, shift = None, case.seqlen_k - case.seqlen_q
+    if case.window is not None:
+
+        def is_visible(b, h, i, j):
+            return (j <= i + shift) & (j >= i + shift - case.window)
+
+        mask = create_block_mask(is_visible, None, None, case.seqlen_q, case.seqlen_k)
+    elif case.causal:
         mask = create_block_mask(lambda b, h, i, j: j <= i + shift, None, None, case.seqlen_q, case.seqlen_k)
     # A backward is timed many times over one forward, whose buffers it must not reuse then.
     torch._functorch.config.donated_buffer = False
@@ -180,6 +188,15 @@ def _flex(case: BenchCase) -> Attention:
         return compiled(*heads_first, block_mask=mask, enable_gqa=case.heads_q != case.heads_kv).transpose(1, 2)
 
     return attend
+
+
+def _without_window(build: Callable[[BenchCase], Attention]) -> Callable[[BenchCase], Attention]:
+    def build_unless_window(case: BenchCase) -> Attention:
+        if case.window is not None:
+            raise ValueError("has no windows")
+        return build(case)
+
+    return build_unless_window
 
 
 def _of_16_bits(build: Callable[[BenchCase], Attention]) -> Callable[[BenchCase], Attention]:
@@ -216,11 +233,11 @@ PROVIDERS = {
         Provider("fa4", _fa4(), _anywhere),
         Provider("fa4-deterministic", _fa4(deterministic=True), _anywhere),
         Provider("fa4-torch", _fa4(backend="torch"), _anywhere),
-        Provider("sdpa", _of_16_bits(_sdpa(None)), _anywhere),
-        Provider("fa2", _of_16_bits(_sdpa(SDPBackend.FLASH_ATTENTION)), _on_cuda),
-        Provider("cudnn", _of_16_bits(_sdpa(SDPBackend.CUDNN_ATTENTION)), _on_cuda),
+        Provider("sdpa", _of_16_bits(_without_window(_sdpa(None))), _anywhere),
+        Provider("fa2", _of_16_bits(_without_window(_sdpa(SDPBackend.FLASH_ATTENTION))), _on_cuda),
+        Provider("cudnn", _of_16_bits(_without_window(_sdpa(SDPBackend.CUDNN_ATTENTION))), _on_cuda),
         Provider("flash-attn-4", _of_16_bits(_flash_attn_4), _with_module("flash_attn.cute")),
-        Provider("flashinfer", _of_16_bits(_flashinfer), _with_module("flashinfer")),
+        Provider("flashinfer", _of_16_bits(_without_window(_flashinfer)), _with_module("flashinfer")),
         Provider("flex", _of_16_bits(_flex), _with_module("triton")),
     )
 }

@@ -28,19 +28,13 @@ _PACKED = (2, 4, 8, 8)  # a packed sequence is one over so much of all tokens
 
 @dataclasses.dataclass(frozen=True)
 class ShardedCase(BenchCase):
-    """lengths: of packed sequences, seqlen_q tokens in all. window: how far a query sees to its left."""
+    """lengths: of packed sequences, seqlen_q tokens in all."""
 
     lengths: tuple[int, ...] = ()
-    window: int | None = None
 
     @property
     def kind(self) -> str:
-        named = "packed" if self.lengths else None if self.window is None else f"window {self.window}"
-        return named or ("causal" if self.causal else "full")
-
-    @property
-    def label(self) -> str:
-        return BenchCase.label.fget(self).replace(" causal ", f" {self.kind} ")  # type: ignore[attr-defined]
+        return "packed" if self.lengths else super().kind
 
     @property
     def flops(self) -> int:
@@ -201,7 +195,7 @@ def checked(work: Work, case: ShardedCase, tensors: tuple[Tensor, ...]) -> dict[
         one = dataclasses.replace(case, seqlen_q=length, seqlen_k=length)
         its_tensors = tuple(x[None, rows] for x in tensors) if case.lengths else tensors
         its_results = {name: x[None, rows] for name, x in got.items()} if case.lengths else got
-        judgements += Judge(one, its_tensors, case.window).judgements(its_results)
+        judgements += Judge(one, its_tensors).judgements(its_results)
         first += length
     wrong = [str(j) for j in judgements if not j.right]
     if wrong:

@@ -18,7 +18,8 @@ HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 class BenchCase:
     """One shape in one direction ("fwd" or "bwd"). page_size: rows of a page, if keys and values lie in pages. fp8:
     these are a cache of 8-bit numbers. nvfp4: of 4-bit numbers with scales. v_in_k: v is the memory of k's first
-    columns, as in a cache of latents (MLA). scaled_rows: of 656 bytes each, with factors inside."""
+    columns, as in a cache of latents (MLA). scaled_rows: of 656 bytes each, with factors inside. window: how far a
+    query sees to its left, with causal; None for all keys."""
 
     direction: str
     batch: int
@@ -35,18 +36,23 @@ class BenchCase:
     v_in_k: bool = False
     scaled_rows: bool = False
     nvfp4: bool = False
+    window: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """Which keys a query sees."""
+        return f"window {self.window}" if self.window is not None else "causal" if self.causal else "full"
 
     @property
     def label(self) -> str:
         d = str(self.head_dim) if self.head_dim == self.head_dim_v else f"({self.head_dim},{self.head_dim_v})"
         lengths = str(self.seqlen_q) if self.seqlen_q == self.seqlen_k else f"{self.seqlen_q}x{self.seqlen_k}"
         heads = str(self.heads_q) if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
-        mask = "causal" if self.causal else "full"
         pages = "" if self.page_size is None else f" pages of {self.page_size}"
         kinds = (" fp8 cache", self.fp8), (" nvfp4 cache", self.nvfp4), (" 656-byte", self.scaled_rows)
         cache = "".join(name for name, is_so in kinds if is_so)
         cache += " latents" if self.v_in_k else ""
-        return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}{cache}{pages}"
+        return f"{self.direction} d{d} {self.kind} b{self.batch} h{heads} {lengths} {self.dtype}{cache}{pages}"
 
     @property
     def converts_kv(self) -> bool:
@@ -55,7 +61,7 @@ class BenchCase:
     @property
     def flops(self) -> int:
         """Floating-point operations over the visible pairs; backward 2.5 times forward when head_dims are equal."""
-        pairs = unmasked_pairs(self.seqlen_q, self.seqlen_k, None, 0 if self.causal else None)
+        pairs = unmasked_pairs(self.seqlen_q, self.seqlen_k, self.window, 0 if self.causal else None)
         per_pair = (
             self.head_dim + self.head_dim_v if self.direction == "fwd" else 3 * self.head_dim + 2 * self.head_dim_v
         )
@@ -254,6 +260,21 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         ),
         _latents(131072, 1, 128, 1, None),
         *(_latents(seqlen, 1, 128, seqlen, None) for seqlen in (4096, 16384)),
+    ),
+    # Heads, head_dim and windows as in gpt-oss, of models like Mistral and Gemma; and one head for each key head.
+    "windows": tuple(
+        BenchCase(direction, 16384 // seqlen, seqlen, seqlen, *heads, d, d, True, window=keys - 1)
+        for direction in ("fwd", "bwd")
+        for heads, d, keys in (
+            ((64, 8), 64, 128),
+            ((64, 8), 64, 1024),
+            ((32, 8), 128, 512),
+            ((32, 8), 128, 4096),
+            ((16, 8), 256, 512),
+            ((16, 16), 128, 512),
+        )
+        for seqlen in (2048, 8192)
+        if keys < seqlen
     ),
     # Predicted only; `python -m bench.fp8` times forwards.
     "e4m3": tuple(

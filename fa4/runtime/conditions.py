@@ -51,6 +51,16 @@ def head_dims(limit: int, limit_v: int | None = None) -> Condition:
     )
 
 
+def window(most: int) -> Condition:
+    """Condition that a query sees a band of at most `most` keys."""
+
+    def holds(case: TuningCase) -> bool:
+        left, right = case.spec.window_left, case.spec.window_right
+        return left is not None and right is not None and left + right < most
+
+    return Condition(f"window of at most {most} keys", holds)
+
+
 def keys(first: int, last: int | None = None) -> Condition:
     """Condition on the number of keys, last included."""
     text = f"{first} keys or more" if last is None else f"{first} to {last} keys" if first else f"at most {last} keys"

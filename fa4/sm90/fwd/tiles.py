@@ -23,6 +23,7 @@ from ...runtime.conditions import (
     TuningCase,
     head_dims,
     keys,
+    window,
 )
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
@@ -89,6 +90,9 @@ FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), 
 SHORT_QUERIES = Condition("at most 1024 queries", lambda case: case.extent.max_seqlen_q <= 1024)
 MANY_TILES = Condition("tiles of 256 rows fill the chip", _fills_chip)
 PLAIN = ~TRACED & ~VARLEN
+# In a narrow window, rows of several heads see fewer keys together than as many rows of one head.
+EVEN = Condition("an even group of query heads", lambda case: case.spec.group % 2 == 0)
+BANDED = EVEN & ~TRACED & ~CACHE & MANY_TILES
 # Two CTAs share the loads of key blocks. This takes less energy, so a chip at its power limit runs at a higher clock.
 PAIRED = ~VARYING & ~TRACED & ~CACHE & ~LEFT & MANY_TILES & Condition("few idle CTAs in pairs", _wastes_little)
 
@@ -126,6 +130,14 @@ TILES = (
     Rule("few queries, head_dim <= 256", FEW, _FEW[32], _ROWS),
     Rule("lists of blocks", BLOCKS & head_dims(192, 128), _USUAL, _ROWS),
     Rule("lists of blocks, head_dim <= 256", BLOCKS, _WIDEST, _ROWS),
+    Rule("head_dim <= 64, narrow window", head_dims(64) & BANDED & window(1024),
+         TileShape(4, 64, ping_pong=False, packs_heads=True),
+         "8k tokens, 64/8 heads, windows of 128, 256, 512, 1024 keys: 189, 278, 363, 404 (133, 214, 310, 392)"),
+    Rule("head_dim <= 128, window", head_dims(128) & ~head_dims(96) & BANDED & window(4096),
+         TileShape(3, 64, packs_heads=True),
+         "8k tokens, 32/8 heads, windows of 128, 512, 1024, 4096 keys: 231, 473, 529, 679 (206, 408, 490, 623)"),
+    Rule("head_dim <= 256, narrow window", ~head_dims(192) & BANDED & window(512), TileShape(2, 64, packs_heads=True),
+         "8k tokens, 16/8 heads, 512 keys: 502 (474 with one head a tile)"),
     # A tile of 256 rows takes 1.7x as long as one of 128.
     Rule("head_dim <= 64, many short masked rows", head_dims(64) & RIGHT & keys(0, 4096) & PLAIN & MANY_TILES,
          _NARROW_MANY, "causal 512 keys 284 (252), 4k 479 (462), 16k 485 (513)"),
