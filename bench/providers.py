@@ -181,6 +181,7 @@ def _flex(case: BenchCase) -> Attention:
         mask = create_block_mask(lambda b, h, i, j: j <= i + shift, None, None, case.seqlen_q, case.seqlen_k)
     # A backward is timed many times over one forward, whose buffers it must not reuse then.
     torch._functorch.config.donated_buffer = False
+    torch._dynamo.reset()  # else its limit on recompilation ends compiled code after eight cases
     compiled = torch.compile(flex_attention)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
