@@ -201,6 +201,8 @@ def eight_bits() -> Iterator[Problem]:
         asked = dict(deterministic=deterministic, has_sink=has_sink, softcap=softcap, operands=Operands.E4M3)
         spec = _spec(dim, heads, window_left=window[0], window_right=window[1], needs_backward=True, **asked)
         yield Problem(spec, ProblemSize(2, length, length))
+        if dim[0] <= 64:
+            yield Problem(replace(spec, operands=Operands.MXFP8), ProblemSize(2, length, length))
     for problem in itertools.chain(options(backward=False), itertools.islice(shapes(backward=False), 0, None, 7)):
         spec = problem.spec
         if spec.dtype == torch.bfloat16 and not (spec.head_dim % 16 or spec.head_dim_v % 16):

@@ -200,7 +200,7 @@ def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
         ((128, 128), 1024, 1024, 16, {}, (1, True)),  # 64 pairs of tiles do not keep a chip busy for two rounds
         ((128, 128), 1100, 1100, 64, {}, (1, True)),  # the ninth tile would be a pair, too
         ((128, 128), 4200, 4200, 16, {}, (2, True)),
-        ((128, 128), 16384, 16384, 4, {"window_right": 0}, (2, True)),
+        ((128, 128), 16384, 16384, 4, {"window_right": 0}, (1, True)),
         ((128, 128), 65536, 65536, 4, {"window_right": 0}, (1, True)),
         ((128, 128), 8192, 8192, 16, {"window_right": 0}, (1, True)),
         ((128, 128), 4096, 4096, 16, {"window_left": 100}, (1, True)),
@@ -214,6 +214,33 @@ def test_what_pairs_of_ctas_work_on(dims, rows, keys, heads, changes, expected):
     spec = replace(AttentionSpec(torch.bfloat16, *dims, heads, heads, 0.1), **changes)
     tiles = tiles_for(spec, CHIP, ProblemSize(1, rows, keys)).row
     assert (tiles.ctas, tiles.ping_pong) == expected
+
+
+@pytest.mark.parametrize(
+    "dims, seqlen, heads, changes, expected",
+    [
+        (64, 8192, (64, 8), dict(window_left=127), (4, 64, 8)),
+        (64, 8192, (64, 8), dict(window_left=2047), (3, 128, 1)),
+        (64, 8192, (32, 32), dict(window_left=127), (3, 128, 1)),
+        (64, 8192, (24, 8), dict(window_left=127), (3, 128, 1)),  # three heads fill no tile
+        (128, 8192, (32, 8), dict(window_left=511), (3, 64, 4)),
+        (128, 8192, (32, 8), dict(window_left=511, varlen=True), (3, 64, 4)),
+        (128, 8192, (32, 8), dict(window_left=511, cache=CacheSpec(page_size=128)), (2, 128, 1)),
+        (256, 8192, (16, 8), dict(window_left=511), (2, 64, 2)),
+        (256, 8192, (16, 8), dict(window_left=1023), (2, 64, 1)),
+        (128, 8192, (32, 8), {}, (3, 64, 4)),
+        (128, 8192, (16, 16), {}, (3, 64, 1)),
+        (128, 4096, (32, 32), {}, (2, 128, 1)),
+        (128, 1024, (32, 8), {}, (3, 64, 4)),
+        (128, 65536, (32, 8), {}, (2, 128, 1)),
+    ],
+    ids=str,
+)
+def test_heads_that_share_tiles(dims, seqlen, heads, changes, expected):
+    """Of causal problems: consumers, keys of a block and packed heads."""
+    spec = replace(AttentionSpec(torch.bfloat16, dims, dims, *heads, 0.1, window_right=0), **changes)
+    plan = Sm90Forward(spec, ProblemSize(4, seqlen, seqlen), CHIP)
+    assert (plan.cfg.consumers, plan.cfg.tile_n, plan.cfg.packed_heads) == expected
 
 
 def test_on_a_shared_chip_the_hardware_hands_out_tiles():

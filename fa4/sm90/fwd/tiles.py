@@ -93,6 +93,7 @@ PLAIN = ~TRACED & ~VARLEN
 # In a narrow window, rows of several heads see fewer keys together than as many rows of one head.
 EVEN = Condition("an even group of query heads", lambda case: case.spec.group % 2 == 0)
 BANDED = EVEN & ~TRACED & ~CACHE & MANY_TILES
+DENSE_CAUSAL = CAUSAL & PLAIN & ~CACHE & ~SHARED & MANY_TILES
 # Two CTAs share the loads of key blocks. This takes less energy, so a chip at its power limit runs at a higher clock.
 PAIRED = ~VARYING & ~TRACED & ~CACHE & ~LEFT & MANY_TILES & Condition("few idle CTAs in pairs", _wastes_little)
 
@@ -158,8 +159,13 @@ TILES = (
          "full 16k 669 (651 with ping-pong, 641 alone)"),
     Rule("head_dim <= 128, pairs", head_dims(128) & ~RIGHT & PAIRED & keys(1024) & ~SHARED, TileShape(2, 128, ctas=2),
          "full 1k 537 (530 without ping-pong, 511 alone)"),
-    Rule("head_dim <= 128, masked pairs", head_dims(128) & RIGHT & PAIRED & keys(MANY_KEYS, LONG) & ~SHARED,
-         TileShape(2, 128, ctas=2), "causal 16k 639 (600 alone); 4k 539 (538)"),
+    # Three warpgroups share each block of keys: a third less shared-memory traffic, which costs energy, too.
+    Rule("head_dim <= 128, causal groups", head_dims(128) & DENSE_CAUSAL & EVEN & keys(1024, LONG),
+         TileShape(3, 64, packs_heads=True),
+         "causal 1k, 2k, 4k, 8k, 16k, 32k, 32/8 heads: 512, 561, 626, 676, 697, 701 (488, 545, 580, 620, 634, 668); "
+         "one head a tile: 434, 550, 597, 663, 697, 721"),
+    Rule("head_dim <= 128, long causal", head_dims(128) & DENSE_CAUSAL & keys(8 << 10, LONG),
+         TileShape(3, 64), "causal 8k, 16k, 32k, 16 heads: 626, 689, 710 (620, 632, 645 in pairs); 4k: 579 (585)"),
     Rule("head_dim <= 192, long causal",
          head_dims(192, 128) & ~head_dims(128) & CAUSAL & PLAIN & keys(MANY_KEYS, LONG), TileShape(3, 64),
          "causal 16k 706 (688 by two warpgroups with 128 keys); 4k 579 (609)"),
