@@ -205,9 +205,9 @@ _SM100_FP8_TRAINING = replace(
 _LEAST_QUERIES_OF_BLOCKS = 129  # fewer are read from memory faster than they are multiplied
 _SM100_MXFP8_TRAINING = replace(
     _SM100_FP8_TRAINING,
-    summary="the same, with scales of blocks of 32 x 32 numbers",
+    summary="the same, with the backward and scales of blocks of 32 x 32 numbers",
     head_dims=HeadDims(multiple=16, largest=64),
-    features=_SM100_FP8_TRAINING.features | {Feature.BLOCK_SCALES},
+    features=_SM100_FP8_TRAINING.features - {Feature.BATCH_INVARIANT} | {Feature.BLOCK_SCALES},
     limits=(limits.block_scale_limits,),
     least_queries=_LEAST_QUERIES_OF_BLOCKS,
 )

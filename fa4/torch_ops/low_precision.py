@@ -214,23 +214,28 @@ def gradient_operands(saved: Saved, inputs: AttentionInputs, descales: Descales)
         dout8, of_dout = recipes.quantized(dout, "head", heads, "head_dim", None, None, power_of_two=True)
         of_q, of_k, of_v = of_heads(inputs, descales)
         rounded_dout = recipes.dequantized(dout8, of_dout, dout.dtype)
-        largest_row, of_numbers = _largest_row(dout8.float(), heads), v.float()
+        of_dp, usual = of_dout * of_v, _largest_row(dout8.float(), heads) * _rms(v.float())
     else:
         dout8, of_blocks = recipes.quantized(dout, "mxfp8", None, "tokens", square=True)
-        of_q = of_k = of_v = of_dout = torch.ones(inputs.batch, heads, device=dout.device)
         rounded_dout = recipes.dequantized(dout8, of_blocks, dout.dtype)
-        largest_row = _largest_row(rounded_dout.float(), heads)
         of_numbers = recipes.dequantized(v, descales.v_descale, torch.float32)
-        scales = scales_of_squares(descales, of_blocks)
-    of_dp = of_dout * of_v
+        scales = block_scales(descales, of_blocks)
+        # Sums of squares of numbers near 1 neither overflow nor vanish.
+        unit, unit_v = _units(rounded_dout.float(), heads), _units(of_numbers, heads)
+        by_head = unit.repeat_interleave(dout.shape[-2] // heads, 1)[:, None, :, None]
+        largest_row = _largest_row(rounded_dout.float() / by_head, heads)
+        of_dp, usual = unit * unit_v, largest_row * _rms(of_numbers / unit_v[:, None, :, None])
     of_dp = torch.where(of_dp == 0, 1.0, of_dp)
-    usual = largest_row * of_numbers.square().mean((1, 3)).sqrt()
     if saved.dlse is not None:
         usual = usual + saved.dlse.abs().unflatten(1, (heads, -1)).amax((2, 3)) / of_dp
     limit = torch.finfo(ds_dtype(inputs.max_seqlen_k)).max / 8
     factor = torch.exp2(torch.log2(limit / usual.clamp(min=1e-20)).round() - P_EXPONENT)
     of_ds = of_dp / (2**P_EXPONENT * factor)
-    factors = of_q * of_k, factor, factor / of_dp, of_dout / 2**P_EXPONENT, of_q * of_ds, of_k * of_ds
+    if scales is None:
+        factors = of_q * of_k, factor, factor / of_dp, of_dout / 2**P_EXPONENT, of_q * of_ds, of_k * of_ds
+    else:  # products are of true values
+        one = torch.ones_like(factor)
+        factors = one, factor / of_dp, factor / of_dp, one / 2**P_EXPONENT, of_ds, of_ds
     return rounded_dout, GradientOperands(dout8, torch.stack(factors), scales)
 
 
@@ -239,7 +244,18 @@ def _largest_row(dout: Tensor, heads: int) -> Tensor:
     return dout.square().sum(-1).unflatten(-1, (heads, -1)).amax((1, 3)).sqrt()
 
 
-def scales_of_squares(descales: Descales, of_dout: Tensor) -> BlockScales:
+def _rms(v: Tensor) -> Tensor:
+    """Return the root mean square of v, for each sequence and key/value head."""
+    return v.square().mean((1, 3)).sqrt()
+
+
+def _units(x: Tensor, heads: int) -> Tensor:
+    """Return a power of two near the largest magnitude, for each sequence and key/value head; 1 for zeros."""
+    largest = x.abs().unflatten(-2, (heads, -1)).amax((1, 3, 4))
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+
+
+def block_scales(descales: Descales, of_dout: Tensor) -> BlockScales:
     """Return the scales of blocks of 32 tokens and 32 columns, which `rounded` spread over tokens of q and k, and over
     columns of v. of_dout: over columns."""
     q, k, v = (x.view(torch.uint8) for x in descales if x is not None)
@@ -299,7 +315,8 @@ def attend(
         sources = Sources(*inputs[:3])
         inputs, factors = rounded(inputs, precision)
     flags = ops.with_scales(flags)
-    products = Products(precision is None or in_backward(precision) is not None)
+    # (A call on 8-bit tensors has a gradient of the sink alone.)
+    products = Products(precision is not None and in_backward(precision) is not None)
     if mods is None:
         return torch.ops.fa4.forward_8bit(*inputs, *factors, *flags, *sources, *products)
     return torch.ops.fa4.forward_8bit_with_mods(*inputs, *factors, *mods, *flags, *sources, *products)

@@ -250,7 +250,7 @@ def spread(scales: Tensor, shape: Sequence[int], cu_seqlens: Tensor | None = Non
 
 def _of_tokens(entries: Tensor, shape: Sequence[int], block: int | None, cu_seqlens: Tensor | None) -> Tensor:
     """Return entries of blocks of tokens, or with None of packed sequences, as an entry of each token of a tensor of
-    this shape; 1 for rows of no sequence."""
+    this shape; for rows of no sequence any finite entry, as their numbers are 0."""
     if len(shape) == 3:
         assert cu_seqlens is not None
         _, index = _entries(shape[0], cu_seqlens, block)

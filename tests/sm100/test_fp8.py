@@ -10,8 +10,9 @@ import fa4
 from bench import static
 from fa4.api import ahead
 from fa4.emulator import emulate
+from fa4.fwd.variant import RESCALE_THRESHOLD_8BIT
 from fa4.mods.ir.record import ModSpec
-from fa4.oracle import cases
+from fa4.oracle import cases, reference
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
@@ -163,3 +164,7 @@ def test_dropout_may_drop_the_largest_p(low, scale, queries, seed):
     exact = 2 * torch.softmax(scores * scale, 0)[1]
     error = (out[0, alone, 0].float() - exact).abs().max()
     assert error < 0.01 * exact if exact > 1e-4 else error < 2 * exact
+
+
+def test_the_reference_lags_as_kernels_do():
+    assert reference._LARGEST_LOG2_P == RESCALE_THRESHOLD_8BIT

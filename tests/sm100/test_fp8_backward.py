@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from warpcheck.machine import Checks
 
 import fa4
 from bench import static
@@ -99,15 +100,15 @@ def test_each_scale_of_a_block_counts(name, seed):
     """With one scale doubled before the launch, gradients are not those of before."""
     problem, index = cases.make(OF_BLOCKS[0], seed), (1, -1, 1, -1)
     before = trained.gradients(problem, seed, "mxfp8")
-    of_squares = low_precision.scales_of_squares
+    of_call = low_precision.block_scales
 
     def doubled(*arguments):
-        scales = of_squares(*arguments)
+        scales = of_call(*arguments)
         changed = getattr(scales, name).clone()
         changed[index] += 1
         return scales._replace(**{name: changed})
 
-    with mock.patch.object(low_precision, "scales_of_squares", doubled):
+    with mock.patch.object(low_precision, "block_scales", doubled):
         after = trained.gradients(problem, seed, "mxfp8")
     # That of dO scales dP and dV, of q S and dK, and so on; the other sequence has the same gradients.
     changed = dict(q=("dq", "dk", "dv"), k=("dq", "dk", "dv"), v=("dq", "dk"), do=("dq", "dk", "dv"))[name]
@@ -121,6 +122,30 @@ def test_deterministic_gradients_repeat(precision, seed):
     problem = replace(problem, case=replace(problem.case, deterministic=True))
     first, second = (trained.gradients(problem, seed + i, precision, has_dlse=False) for i in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first[:3], second[:3]))
+
+
+def test_keys_that_no_query_sees(precision, seed):
+    """Their CTAs have no step, and must not leave anything for the memory that they free."""
+    case = Case("unseen", seqlen_q=140, seqlen_k=500, head_dim=64, window_size=(9, 0))
+    leaves = [x.clone().requires_grad_() for x in cases.make(case, seed).inputs[:3]]
+    with emulate("sm_100a", sms=2, seed=seed, checks=Checks(leftovers=True)), noting_kernels() as taken:
+        out = fa4.flash_attn_func(*leaves, window_size=case.window_size, precision=precision)
+        out.float().sum().backward()
+    assert taken["native_backward"] and torch.count_nonzero(leaves[1].grad[:, :300]) == 0
+
+
+def test_a_sink_of_8bit_tensors_has_a_gradient(seed):
+    """Whatever their scales: only a call that rounds has blocks with one scale for both axes."""
+    q, k, v = (x.float() for x in cases.make(OF_BLOCKS[0], seed).inputs[:3])
+    (q8, q_scales), (k8, k_scales) = (fa4.quantize(x, "mxfp8") for x in (q, k))
+    sink = torch.zeros(2, requires_grad=True)
+    options = dict(q_descale=q_scales, k_descale=k_scales, learnable_sink=sink)
+    with emulate("sm_100a", sms=2, seed=seed), noting_kernels() as taken:
+        out = fa4.flash_attn_func(q8, k8, v.to(E4M3), **options)
+        (found,) = torch.autograd.grad(out.float().square().sum(), sink)
+    (expected,) = torch.autograd.grad(fa4.flash_attn_func(q8, k8, v.to(E4M3), **options).float().square().sum(), sink)
+    assert taken["native"] is Operands.MXFP8 and "native_backward" not in taken
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.05)
 
 
 def test_zero_gradients(precision, seed):
@@ -243,10 +268,10 @@ def test_a_sequence_has_factors_of_its_own(precision, seed):
         assert of_all[1] < 0.09 and beside_nan[1] == of_all[1], (errors, with_nan)
 
 
-@pytest.mark.parametrize("scale", [2.0**-60, 65504.0])
+@pytest.mark.parametrize("scale", [2.0**-85, 2.0**-60, 65504.0, 2.0**63])
 def test_tiny_and_large_gradients(precision, scale, seed):
     """In float16, numbers near its end must not become inf when they are rounded to e4m3."""
-    dtype = torch.float16 if scale > 1 else torch.bfloat16
+    dtype = torch.float16 if scale == 65504.0 else torch.bfloat16
     draw = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, 140, 2, 64, generator=draw).to(dtype).requires_grad_() for _ in range(3))
     dout = (torch.rand(1, 140, 2, 64, generator=draw) * scale).to(dtype)

@@ -98,6 +98,30 @@ def test_the_row_of_long_causal_192_128(seed):
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
+GROUPS = (  # row, case
+    (ForwardTiles(4, 64, ping_pong=False, packs_heads=True),
+     Case("narrow", batch=2, seqlen_q=150, seqlen_k=170, heads_q=8, heads_kv=1, head_dim=64, window_size=(40, 0),
+          sink=True)),
+    (ForwardTiles(4, 64, ping_pong=False, packs_heads=True),
+     Case("narrow_packed", lengths=((90, 130), (0, 40), (77, 60)), heads_q=4, heads_kv=2, head_dim=64,
+          window_size=(30, 9))),
+    (ForwardTiles(3, 64, packs_heads=True),
+     Case("window", seqlen_q=200, seqlen_k=330, heads_q=4, heads_kv=1, head_dim=128, window_size=(90, 0), softcap=9.0)),
+    (ForwardTiles(3, 64, packs_heads=True),
+     Case("causal", seqlen_q=260, seqlen_k=260, heads_q=12, heads_kv=2, head_dim=112, head_dim_v=128, causal=True)),
+    (ForwardTiles(3, 64), Case("causal_alone", seqlen_q=400, seqlen_k=400, head_dim=128, causal=True)),
+    (ForwardTiles(2, 64, packs_heads=True),
+     Case("wide", seqlen_q=140, seqlen_k=150, heads_q=4, heads_kv=2, head_dim=256, window_size=(50, 0))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "case"), GROUPS, ids=lambda x: getattr(x, "name", ""))
+def test_heads_of_a_group_share_tiles(row, case, seed):
+    problem = cases.make(case, seed)
+    out, lse = KERNELS.forward(problem, seed, "random", row)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"{row}, seed {seed}")
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -229,6 +253,9 @@ def test_what_pairs_of_ctas_work_on(dims, rows, keys, heads, changes, expected):
         (256, 8192, (16, 8), dict(window_left=511), (2, 64, 2)),
         (256, 8192, (16, 8), dict(window_left=1023), (2, 64, 1)),
         (128, 8192, (32, 8), {}, (3, 64, 4)),
+        (128, 8192, (32, 8), dict(varlen=True), (2, 128, 1)),
+        (128, 32768, (32, 8), {}, (3, 64, 1)),
+        (64, 1024, (64, 8), dict(window_left=127), (4, 64, 1)),
         (128, 8192, (16, 16), {}, (3, 64, 1)),
         (128, 4096, (32, 32), {}, (2, 128, 1)),
         (128, 1024, (32, 8), {}, (3, 64, 4)),

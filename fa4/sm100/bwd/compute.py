@@ -46,7 +46,7 @@ def compute(context: Sm100BackwardContext):
     s, dp = consume(ends.mma_compute_S), consume(ends.mma_compute_dP)
     factors = Factors.of(cfg, context.args, work.batch, work.head_kv)
     if const_expr(cfg.has_block_scales):  # noqa: SIM102  complete when P is stored, which mma waits for
-        if half_of_warp() == 0:
+        if (work.steps > 0) & (half_of_warp() == 0):
             write_ones(context.tmem.ones)
 
     for member in cutlass.range(cfg.group, unroll=1):

@@ -210,6 +210,8 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
         if self.ctas == 2:
             return 1
         used = sum(self.kv_bytes) + self.q_stages * self.q_tile.nbytes
+        used += self.scale_bytes("K") + self.scale_bytes("V")
+        used += self.q_stages * self.scale_bytes("Q") + 2 * self.scale_bytes("dO")
         used += ROW_STAGES * self.rows_bytes + self.ds_tile.nbytes + DQ_STAGES * CHUNK_BYTES + BARRIER_BYTES
         return 2 if used + 2 * self.do_tile.nbytes <= self.smem_bytes else 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
-from ...runtime.conditions import E4M3, MXFP8, TuningCase
+from ...runtime.conditions import E4M3, TuningCase
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec
 from ..stages import is_widest
@@ -55,7 +55,6 @@ TILES = (
     Rule("wide_pair", WIDE & WHOLE_BLOCKS & WHOLE_QUERY_BLOCKS & TWO_SMS, WIDE_PAIR,
          "steps of 128 rows: products at the full rate; not measured"),
     Rule("wide", WIDE, WIDE_SINGLE, "steps of 64 rows; not measured"),
-    Rule("mxfp8", MXFP8, BackwardTiles(1, 4), "as of e4m3; not measured"),
     Rule("e4m3, single", E4M3 & ~PAIRED, BackwardTiles(1, 4), "d = 64 predicted 1449, by exp2 0/16 1354"),
     Rule("pair", PAIRED & WHOLE_BLOCKS & TWO_SMS, PAIR,
          "a third less shared-memory traffic than single by count; not measured"),

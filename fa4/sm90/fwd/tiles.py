@@ -92,8 +92,9 @@ MANY_TILES = Condition("tiles of 256 rows fill the chip", _fills_chip)
 PLAIN = ~TRACED & ~VARLEN
 # In a narrow window, rows of several heads see fewer keys together than as many rows of one head.
 EVEN = Condition("an even group of query heads", lambda case: case.spec.group % 2 == 0)
-BANDED = EVEN & ~TRACED & ~CACHE & MANY_TILES
-DENSE_CAUSAL = CAUSAL & PLAIN & ~CACHE & ~SHARED & MANY_TILES
+BANDED = EVEN & ~TRACED & ~CACHE & MANY_TILES & keys(2048)
+SQUARE = Condition("as many queries as keys", lambda case: case.extent.max_seqlen_q == case.extent.max_seqlen_k)
+DENSE_CAUSAL = CAUSAL & SQUARE & ~TRACED & ~VARYING & ~CACHE & ~SHARED & MANY_TILES
 # Two CTAs share the loads of key blocks. This takes less energy, so a chip at its power limit runs at a higher clock.
 PAIRED = ~VARYING & ~TRACED & ~CACHE & ~LEFT & MANY_TILES & Condition("few idle CTAs in pairs", _wastes_little)
 
@@ -160,7 +161,7 @@ TILES = (
     Rule("head_dim <= 128, pairs", head_dims(128) & ~RIGHT & PAIRED & keys(1024) & ~SHARED, TileShape(2, 128, ctas=2),
          "full 1k 537 (530 without ping-pong, 511 alone)"),
     # Three warpgroups share each block of keys: a third less shared-memory traffic, which costs energy, too.
-    Rule("head_dim <= 128, causal groups", head_dims(128) & DENSE_CAUSAL & EVEN & keys(1024, LONG),
+    Rule("head_dim <= 128, causal groups", head_dims(128) & DENSE_CAUSAL & EVEN & keys(1024, MANY_KEYS),
          TileShape(3, 64, packs_heads=True),
          "causal 1k, 2k, 4k, 8k, 16k, 32k, 32/8 heads: 512, 561, 626, 676, 697, 701 (488, 545, 580, 620, 634, 668); "
          "one head a tile: 434, 550, 597, 663, 697, 721"),
