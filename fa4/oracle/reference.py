@@ -143,15 +143,41 @@ class _Arithmetic:
         total = a.new_zeros(*a.shape[:-1], b.shape[-1])
         count = 2 * _MMA_K if self.is_8bit else _MMA_K
         for part_a, part_b in zip(a.split(count, -1), b.split(count, -2)):
-            _cut(total.baddbmm_(part_a, part_b), self.sum_bits)
+            if self.sum_bits == _FLOAT32_BITS:
+                total.baddbmm_(part_a, part_b)
+            else:
+                total = _sum_of_cut_terms(total, part_a, part_b, self.sum_bits)
+            _cut(total, self.sum_bits)
         return total.float()
 
 
 _LN2 = log(2.0)
 _LARGEST_LOG2_P = 8.75  # of P in e4m3, see `fwd.variant.RESCALE_THRESHOLD_8BIT`
+_FLOAT32_BITS, _LEAST_EXPONENT = 24, -500
 _MMA_K = 16  # products that one MMA instruction on 16-bit operands adds at once
 HOPPER_8BIT = {"sum_bits": 14, "largest_p": 7}
 """Options of `forward` for e4m3 operands on a Hopper chip, whose tensor cores add them with 14 bits."""
+
+
+def _sum_of_cut_terms(total: Tensor, a: Tensor, b: Tensor, bits: int) -> Tensor:
+    """Return total + a @ b of terms that are cut off to `bits` bits of the largest one's power of two. If terms cancel
+    each other, the sum has fewer bits.
+
+    Source: "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores", arXiv 2511.10909.
+    """
+
+    def exponent(x: Tensor) -> Tensor:
+        return torch.where(x == 0, _LEAST_EXPONENT, torch.frexp(x).exponent)
+
+    (exponents_a, exponents_b), columns = map(exponent, (a, b)), range(a.shape[-1])
+    top = exponent(total)
+    for i in columns:  # of a product, the sum of its factors' exponents
+        top = torch.maximum(top, exponents_a[..., i : i + 1] + exponents_b[..., i : i + 1, :] - 1)
+    unit = torch.ldexp(torch.ones_like(total), top.clamp(min=_LEAST_EXPONENT) - bits)
+    cut = (total / unit).trunc_()
+    for i in columns:
+        cut += (a[..., i : i + 1] * (b[..., i : i + 1, :] / unit)).trunc_()
+    return cut * unit
 
 
 def _cut(x: Tensor, bits: int) -> None:

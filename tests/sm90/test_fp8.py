@@ -13,13 +13,13 @@ from bench import static
 from fa4.api import ahead
 from fa4.emulator import emulate
 from fa4.fwd.kernels import transpose
-from fa4.oracle import cases
+from fa4.oracle import cases, reference
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_by_number
-from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
 from fa4.sm90.fwd.fp8.kernel import channels, smem_map
 from fa4.sm90.fwd.fp8.plan import Fp8Forward
-from tests.fp8.heads import CASES, explained, judged, of_heads
+from tests.fp8.heads import CASES, explained, judged, noting_kernels, of_heads
 from tests.machine_code import machine_code
 
 E4M3 = torch.float8_e4m3fn
@@ -177,3 +177,18 @@ def test_what_it_takes(changes, is_taken):
     """Other calls are dequantised."""
     found = explained(CHIP, changes)
     assert ("e4m3" in found.tiles) == is_taken, str(found)
+
+
+def test_the_reference_adds_as_the_tensor_core(seed):
+    """Also where products cancel each other, so that few bits are left of the scores, which lse shows."""
+    draw = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, length, 1, 128, generator=draw).to(E4M3) for length in (256, 200, 200))
+    with emulate("sm_90a", sms=2, seed=seed), noting_kernels() as taken, torch.no_grad():
+        _, lse = fa4.flash_attn_func(q, k, v, return_lse=True)
+    inputs = AttentionInputs(q.float(), k.float(), v.float(), max_seqlen_q=256, max_seqlen_k=200)
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 1, 1, 128**-0.5, operands=Operands.E4M3)
+    _, exact = reference.forward(inputs, spec)
+    _, expected = reference.forward(inputs, spec, precise=False, **reference.HOPPER_8BIT)
+    assert taken["native"] is Operands.E4M3
+    torch.testing.assert_close(lse, expected, atol=3e-6, rtol=0)
+    assert (lse - exact).abs().max() > 1e-4
