@@ -61,8 +61,9 @@ def _in_cache(case: BenchCase, **flags) -> Attention:
                 v = k[..., : case.head_dim_v]
             made.extend((k, v, table, seqlens, *descales))
         k_cache, v_cache, table, seqlens, k_descale, v_descale = made
-        call = dict(page_table=table, cache_seqlens=seqlens, causal=case.causal, k_descale=k_descale, **flags)
-        return fa4.flash_attn_with_kvcache(q, k_cache, v_cache, v_descale=v_descale, **call)
+        call = dict(page_table=table, cache_seqlens=seqlens, k_descale=k_descale, v_descale=v_descale, **flags)
+        window_size = case.window, None
+        return fa4.flash_attn_with_kvcache(q, k_cache, v_cache, causal=case.causal, window_size=window_size, **call)
 
     return attend
 
@@ -113,7 +114,7 @@ def _flash_attn_4(case: BenchCase) -> Attention:
     from flash_attn.cute import flash_attn_func
 
     if case.page_size is not None:
-        return _flash_attn_4_in_pages(case)
+        return _without_window(_flash_attn_4_in_pages)(case)
     if case.window is not None:
         return lambda q, k, v: flash_attn_func(q, k, v, window_size=(case.window, 0))[0]
     return lambda q, k, v: flash_attn_func(q, k, v, causal=case.causal)[0]

@@ -55,6 +55,10 @@ class BackwardDirection:
         """Return the configuration of the kernel, a `BackwardVariant` with `row_blocks`."""
         raise NotImplementedError
 
+    def arranged(self, operands: GradientOperands, cfg: Any) -> GradientOperands:
+        """Return the operands with scales of blocks in the layout that the kernel loads."""
+        return operands
+
     def launch(
         self,
         inputs: AttentionInputs,
@@ -81,7 +85,7 @@ class BackwardDirection:
         if operands is not None:
             bytes_of = (x.view(torch.uint8) for x in (*inputs[:3], operands.dout))
             q, k, v, dout = bytes_of
-            inputs, operands = inputs._replace(q=q, k=k, v=v), operands._replace(dout=dout)
+            inputs, operands = inputs._replace(q=q, k=k, v=v), self.arranged(operands._replace(dout=dout), cfg)
         launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, mod_tensors, operands)
         gradients.finish(inputs, mods, captured, targets)
         return workspace.dsink_terms()

@@ -199,7 +199,7 @@ def native_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, descale
 
 
 def gradient_operands(saved: Saved, inputs: AttentionInputs, descales: Descales) -> tuple[Tensor, GradientOperands]:
-    """Round dO to e4m3, with a power of two for each sequence and key/value head, or beside scales of blocks with one
+    """Round dO to e4m3, with a power of two for each sequence and key/value head, or with a scale
     for each block of 32 tokens and 32 columns. Return its values in 16 bits, which D must be of, and the operands of a
     kernel.
 
@@ -214,17 +214,16 @@ def gradient_operands(saved: Saved, inputs: AttentionInputs, descales: Descales)
         dout8, of_dout = recipes.quantized(dout, "head", heads, "head_dim", None, None, power_of_two=True)
         of_q, of_k, of_v = of_heads(inputs, descales)
         rounded_dout = recipes.dequantized(dout8, of_dout, dout.dtype)
-        of_dp, usual = of_dout * of_v, _largest_row(dout8.float(), heads) * _rms(v.float())
+        numbers, v = dout8.float(), v.float()
     else:
         dout8, of_blocks = recipes.quantized(dout, "mxfp8", None, "tokens", square=True)
         rounded_dout = recipes.dequantized(dout8, of_blocks, dout.dtype)
-        of_numbers = recipes.dequantized(v, descales.v_descale, torch.float32)
         scales = block_scales(descales, of_blocks)
+        numbers, v = rounded_dout.float(), recipes.dequantized(v, descales.v_descale, torch.float32)
         # Sums of squares of numbers near 1 neither overflow nor vanish.
-        unit, unit_v = _units(rounded_dout.float(), heads), _units(of_numbers, heads)
-        by_head = unit.repeat_interleave(dout.shape[-2] // heads, 1)[:, None, :, None]
-        largest_row = _largest_row(rounded_dout.float() / by_head, heads)
-        of_dp, usual = unit * unit_v, largest_row * _rms(of_numbers / unit_v[:, None, :, None])
+        of_dout, of_v = _units(numbers, heads), _units(v, heads)
+        numbers, v = numbers / recipes.spread(of_dout, dout.shape), v / recipes.spread(of_v, v.shape)
+    of_dp, usual = of_dout * of_v, _largest_row(numbers, heads) * _rms(v)
     of_dp = torch.where(of_dp == 0, 1.0, of_dp)
     if saved.dlse is not None:
         usual = usual + saved.dlse.abs().unflatten(1, (heads, -1)).amax((2, 3)) / of_dp

@@ -58,12 +58,11 @@ def tmem_map(cfg: Sm100BackwardConfig) -> tmem.TmemMap:
     if cfg.dq_transposed:
         ranges.update(dQ_high=tmem.alias_of("dP", columns=cfg.tile_m))
     if cfg.has_block_scales:
+        sizes = {f"{name}_scales": n * cfg.scale_columns(name) for name, n in scale_stages(cfg).items()}
         first = tmem.TmemMap(**ranges).end
-        ranges.update(ones=tmem.cols(first, CHUNK_COLUMNS))
-        first += CHUNK_COLUMNS
-        for name, stages in scale_stages(cfg).items():
-            ranges[f"{name}_scales"] = tmem.cols(first, stages * cfg.scale_columns(name))
-            first += stages * cfg.scale_columns(name)
+        for name, columns in dict(ones=CHUNK_COLUMNS, **sizes).items():
+            ranges[name] = tmem.cols(first, columns)
+            first += columns
     return tmem.TmemMap(**ranges)
 
 

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...bwd import plan
 from ...core.variant import Variant
-from ...mods.ir.record import Mods
 from ...pipeline.kernel import RoleKernel
 from ...runtime.choice import columns, given
 from ...runtime.conditions import MANY
 from ...runtime.device import Chip
-from ...runtime.spec import (
-    AttentionInputs,
-    AttentionSpec,
-    GradientOperands,
-    Gradients,
-    Operands,
-    ProblemSize,
-    Saved,
-    ds_dtype,
-)
+from ...runtime.spec import AttentionSpec, GradientOperands, ProblemSize, ds_dtype
 from ..stages import is_widest
 from .block_scales import in_chunks
 from .config import Sm100BackwardConfig, Sm100BackwardSteps
@@ -46,22 +34,6 @@ class Sm100Backward(plan.BackwardDirection):
         self.choice = tiles_for(spec, chip) if tiles is None else given(tiles)
         self.tiles = self.choice.row
         _, self.kernel = _form(spec, self.tiles)
-        if spec.operands is Operands.MXFP8:  # other launches need no further frame
-            self.launch = self._launch_with_scales  # type: ignore[assignment, method-assign]
-
-    def _launch_with_scales(
-        self,
-        inputs: AttentionInputs,
-        saved: Saved,
-        grads: Gradients,
-        mods: Mods | None = None,
-        captured: Sequence[Tensor | None] = (),
-        operands: GradientOperands | None = None,
-    ) -> Tensor | None:
-        cfg = self.config(saved.dlse is not None)
-        assert isinstance(cfg, Sm100BackwardConfig) and operands is not None and operands.scales is not None
-        operands = operands._replace(scales=in_chunks(operands.scales, cfg))
-        return super().launch(inputs, saved, grads, mods, captured, operands)
 
     def __str__(self) -> str:
         cfg = self.config(has_dlse=False)
@@ -75,6 +47,9 @@ class Sm100Backward(plan.BackwardDirection):
 
     def config(self, has_dlse: bool) -> Sm100BackwardSteps:
         return configure(self.spec, self.chip, has_dlse, self.tiles, self.extent)
+
+    def arranged(self, operands: GradientOperands, cfg: Any) -> GradientOperands:
+        return operands if operands.scales is None else operands._replace(scales=in_chunks(operands.scales, cfg))
 
 
 def configure(
