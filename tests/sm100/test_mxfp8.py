@@ -74,17 +74,18 @@ def test_case_is_right(case, seed):
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_each_scale_counts(name, seed):
-    """The result with one scale doubled is that of the numbers with the doubled scale, and another one."""
+    """With one block's scales doubled for all tokens, the result is that of the numbers with these scales, and another
+    one: of a single token's, whose key may have a weight near zero, that is not sure."""
     problem, arguments = of_blocks(cases.make(CASES[0], seed), seed)
     before = run(seed, arguments, problem)
     bits = arguments[f"{name}_descale"].view(torch.uint8).clone()
-    bits[(1, bits.shape[1] - 1, 1, -1)] += 1
+    bits[1, :, 1, -1] += 1
     changed = arguments | {f"{name}_descale": bits.view(recipes.E8M0)}
     exact = fa4.dequantize(changed[name], changed[f"{name}_descale"], torch.float32)
     problem = replace(problem, inputs=problem.inputs._replace(**{name: exact}))
     out, lse = run(seed, changed, problem)
     cases.assert_right(judged(problem, out, lse), f"seed {seed}")
-    assert not torch.equal(out, before[0])
+    assert not torch.equal(out, before[0]) and (name == "v") == torch.equal(lse, before[1])
 
 
 @pytest.mark.parametrize("index", [8, 11], ids=["dense", "packed"])
