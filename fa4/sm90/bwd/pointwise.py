@@ -16,7 +16,7 @@ from ...core.fragment_values import FragmentValues
 from ...core.scoring import Scoring
 from ...core.traced import bind
 from ...core.vec_io import store_vec
-from ..fragment import LANES_PER_ROW, first_column, row_registers
+from ...pipeline.fragment import LANES_PER_ROW, first_column, row_registers
 from .common.config import WARPGROUP
 from .common.pointwise import KeepBits, Statistic, keep_bits_at, own_keys, p_of, pack, query_bounds, query_of
 from .common.work import Sm90BackwardWork, StepCoord

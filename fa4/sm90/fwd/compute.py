@@ -13,40 +13,24 @@ Signals: load_compute_Q.free, load_compute_K.free, load_compute_V.free; of 8-bit
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass import Boolean, Int32, const_expr
 
-from ...core.constant import Constant
 from ...core.mask import Blocks, SparseBlocks, range_blocks, sparse_blocks
-from ...core.sequence import sequence_matrix
-from ...core.vec_io import bits, pack_half, store_vec
-from ...fwd.device.rows import is_written, query_of, result, row_coord_of
+from ...fwd.device.consumer import Consumer
+from ...fwd.device.output import out_to_global, out_to_smem, store_out, wait_stores_read, zeros_to_global
+from ...fwd.device.ping_pong import PingPong
+from ...fwd.device.queue import Queue
+from ...fwd.device.rows import query_of
+from ...fwd.device.softmax import Softmax, pack, rescale
 from ...fwd.device.work import Work
-from ...fwd.launch import ForwardContext
 from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
-from ...pipeline.smem import PANEL_ROW_BYTES
-from ...pipeline.tma import tma_start_store, wait_read
-from ..fragment import (
-    LANES_PER_ROW,
-    ROWS_PER_THREAD,
-    ROWS_PER_WARP,
-    first_column,
-    load_matrices,
-    pack_pairs,
-    row_in_warp,
-    row_registers,
-    store_matrices,
-)
 from ..wgmma import ROWS, Wgmma, pin, wait
 from .config import Sm90ForwardContext
-from .ping_pong import CONSUMER_THREADS, FIRST_BARRIER, PingPong
-from .softmax import Softmax, pack
-from .work import Queue, row_tile
 
 
 @cute.jit
@@ -163,7 +147,7 @@ def loop_lists(consumer: ForwardConsumer, softmax: Softmax, block_iter: SparseBl
     return k, v
 
 
-class ForwardConsumer(Constant):
+class ForwardConsumer(Consumer):
     """Operands and registers of one consumer; created once."""
 
     def __init__(self, context: Sm90ForwardContext, index: Int32):
@@ -181,46 +165,11 @@ class ForwardConsumer(Constant):
             self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
         self.warp = warp
 
-    def first_row(self, work: Work) -> Int32:
-        """Return the first row of this warp in a work tile, as a row of the sequence."""
-        return self.row_tile(work) * ROWS + self.warp * ROWS_PER_WARP
-
-    def row_tile(self, work: Work) -> Int32:
-        return row_tile(self.cfg, work, self.rank, self.index)
-
-    @property
-    def trims(self) -> bool:
-        """True if the consumer skips key blocks that only other consumers' rows see: blocks right of the diagonal, or
-        all blocks but one if the consumer has no rows. The second case alone pays only with many consumers."""
-        cfg = self.cfg
-        return cfg.rows > (1 if cfg.has_right else 2) * cfg.tile_n and not cfg.has_blocks
-
-    def blocks(self, work: Work) -> Blocks:
-        """Return the key blocks of a work tile that the consumer's rows see (at least one), and which are unmasked."""
-        of_tile = range_blocks(work.block_iter)
-        if not self.trims:
-            return of_tile
-        index = self.row_tile(work)
-        of_rows = replace(work.mask, tile_m=ROWS).key_blocks(index)
-        has_rows = index * ROWS < work.q.count * self.cfg.rows_per_query
-        stop = cutlass.min(Int32(cutlass.select_(has_rows, of_rows.stop, Int32(0))), of_tile.stop)
-        stop = cutlass.max(stop, of_tile.first + 1)
-        full_stop = cutlass.max(cutlass.min(of_rows.full_stop, stop), of_tile.first)
-        full_first = cutlass.max(cutlass.min(of_rows.full_first, full_stop), of_tile.first)
-        return Blocks(of_tile.first, full_first, full_stop, stop)
-
     def is_second_half_masked(self, work: Work, blocks: Blocks) -> Boolean:
         """True if the second half of the last key block is masked for all of the consumer's rows."""
         last_row = (self.row_tile(work) + 1) * ROWS - 1
         _, stop = work.mask.keys(query_of(self.cfg, last_row))
         return Boolean(stop - (blocks.stop - 1) * self.cfg.tile_n <= self.cfg.half_n)
-
-    def load_q_registers(self, q: Cursor) -> None:
-        """Load this warp's rows of Q into registers."""
-        packed = cute.recast_tensor(self.q, Int32)
-        q_rows = self.q_ptr.toint() + q.stage * self.cfg.q_step + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
-        for i, pair in enumerate(load_matrices(q_rows, self.cfg.q_tile, cute.size(packed))):
-            packed[i] = pair
 
     def start_s(self, product: Wgmma, s: cute.Tensor, q: Cursor, k: Cursor) -> None:
         """Start S = Q K^T, or only its first half."""
@@ -291,83 +240,3 @@ def last_block(consumer: ForwardConsumer, v: Cursor, has_o: Boolean) -> Cursor:
     wait(0)
     v.arrive()
     return v.next()
-
-
-@cute.jit
-def rescale(o: cute.Tensor, factor: cute.Tensor, has_grown: Boolean):
-    """Multiply O by `factor`, row by row, if the scaled maximum of a row of the warp has grown."""
-    if has_grown:
-        _multiply(o, factor)
-
-
-def _multiply(o: cute.Tensor, factor: cute.Tensor) -> None:
-    for i in range(cute.size(o)):
-        o[i] = o[i] * factor[i // 2 % 2]
-
-
-def out_to_smem(context: ForwardContext, consumer: Any, norms: list[Float32]) -> None:
-    """Store this warp's rows of O, normalised, to the staging buffer at `consumer.out`."""
-    cfg: Any = context.cfg
-    packed = pack_pairs(consumer.o, norms, cfg.dtype)
-    if cfg.has_seqused_q:  # a row without data may hold anything, NaN included
-        packed = [Int32(cutlass.select_(norms[i % 2] == 0.0, Int32(0), pair)) for i, pair in enumerate(packed)]
-    if cfg.out_store is OutStore.TMA_OVER_Q:  # all warps: the products have read Q
-        barrier = FIRST_BARRIER + cfg.consumers + consumer.index  # the barriers before are for ping-pong
-        cute.arch.barrier(barrier_id=barrier, number_of_threads=CONSUMER_THREADS)
-    else:
-        wait_stores_read()
-    store_matrices(consumer.out.toint(), cfg.o_tile, packed)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.sync_warp()
-
-
-def store_out(context: ForwardContext, work: Work, consumer: Any) -> None:
-    """Start the TMA store of this warp's staged rows; TMA skips rows and columns outside the tensor."""
-    cfg, tma = context.cfg, context.tma("o")
-    out = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.varlen)
-    tma_start_store(tma, out, consumer.first_row(work) // ROWS_PER_WARP, consumer.out)
-
-
-@cute.jit
-def out_to_global(
-    context: ForwardContext,
-    work: Work,
-    consumer: Any,
-    norms: list[Float32],
-    first: cutlass.Constexpr[int],
-    columns: cutlass.Constexpr[int],
-):
-    """Store this warp's rows of O, normalised, from registers to global memory. consumer: has `o`, the first of whose
-    `columns` is column `first` of the output, and `first_row`."""
-    cfg, first_row = context.cfg, consumer.first_row(work)
-    out = result(context, "out", work)
-    for r in cutlass.range_constexpr(ROWS_PER_THREAD):
-        row = first_row + row_in_warp(r)
-        if is_written(cfg, work, row):
-            ptr = out.iterator + cute.crd2idx((row_coord_of(cfg, row), first + first_column()), out.layout)
-            indices = row_registers(columns, r)
-            for i in cutlass.range_constexpr(0, len(indices), 2):
-                pair = [consumer.o[index] * norms[r] for index in indices[i : i + 2]]
-                if const_expr(cfg.has_seqused_q):  # a row without data may hold anything, NaN included
-                    pair = [Float32(cutlass.select_(norms[r] == 0.0, Float32(0.0), x)) for x in pair]
-                packed = [bits(x) for x in pair] if const_expr(cfg.split) else [pack_half(pair[0], pair[1], cfg.dtype)]
-                store_vec(ptr + 4 * i, packed)
-
-
-def wait_stores_read() -> None:
-    """Whole warp: wait until its bulk stores have read shared memory."""
-    wait_read()
-    cute.arch.sync_warp()
-
-
-@cute.jit
-def zeros_to_global(context: ForwardContext, work: Work, consumer: Any):
-    """Store zeros as O of rows that see no key."""
-    cfg, first_row = context.cfg, consumer.first_row(work)
-    out = result(context, "out", work)
-    for r in cutlass.range_constexpr(ROWS_PER_THREAD):
-        row = first_row + row_in_warp(r)
-        if is_written(cfg, work, row):
-            ptr = out.iterator + cute.crd2idx((row_coord_of(cfg, row), 0), out.layout)
-            for column in cutlass.range(cute.arch.lane_idx() % LANES_PER_ROW * 8, cfg.head_dim_v, 8 * LANES_PER_ROW):
-                store_vec(ptr + column, [Int32(0)] * 4)

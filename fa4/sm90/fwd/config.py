@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ...fwd.launch import ForwardContext
 from ...fwd.variant import ForwardVariant, KvLoad, OutStore
+from ...pipeline.fragment import ROWS_PER_WARP
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
-from ..fragment import ROWS_PER_WARP
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 
 BARRIER_BYTES = 512  # upper bound for all mbarriers, in the smem budget

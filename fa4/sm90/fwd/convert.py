@@ -16,11 +16,11 @@ from cutlass import const_expr
 
 from ...core.stored import Stored
 from ...fwd.device.fetch import Fetch
+from ...fwd.device.queue import Queue
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
 from .config import Sm90ForwardContext
-from .work import Queue
 
 
 @cute.jit

@@ -15,9 +15,9 @@ import cutlass.cute as cute
 from cutlass import const_expr
 
 from ...fwd.device.key_rows import KeyRows, copied_rows
+from ...fwd.device.queue import Queue
 from ...pipeline.cursor import produce
 from .config import Sm90ForwardContext
-from .work import Queue
 
 
 @cute.jit

@@ -9,11 +9,11 @@ from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...fwd.variant import ForwardVariant
+from ...pipeline.fragment import ROWS_PER_WARP
 from ...runtime import plan as plans
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
-from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
 from .config import Sm90ForwardConfig
 from .kernel import KERNEL

@@ -20,14 +20,14 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...core.constant import Constant
 from ...core.fragment_coords import reduce_row
+from ...fwd.device.output import out_to_global, zeros_to_global
 from ...fwd.device.scales import nonzero_descale
+from ...fwd.device.softmax import BlockScores, Softmax, pack, rescale
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, Lane, consume, produce
+from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, store_matrices
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, store_matrices
-from ..fwd.compute import out_to_global, rescale, zeros_to_global
-from ..fwd.softmax import BlockScores, Softmax, pack
 from ..wgmma import K_PER_MMA, ROWS, settle, wait
 from .config import HALVES, LatentContext
 from .queries import scale_q

@@ -24,13 +24,13 @@ from ...core.constant import Constant
 from ...core.stored import Stored
 from ...core.vec_io import as_float, load_vec, load_vec_through_l2
 from ...fwd.device.key_rows import KeyRows, copy_async
+from ...fwd.device.load import load_q
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ...pipeline.upconvert import COLUMNS, Upconversion
 from ...runtime import scaled_rows
-from ..fwd.load import load_q
 from .config import HALVES, LatentContext
 from .load import part_cursors
 

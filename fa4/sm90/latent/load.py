@@ -10,11 +10,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...fwd.device.load import load_q
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.ends import Ends
 from ...pipeline.tma import tma_load
-from ..fwd.load import load_q
 from .config import HALVES, LatentConfig, LatentContext
 
 

@@ -8,8 +8,8 @@ from cutlass import Float32, Int32
 from ...core.fragment_coords import reduce_row
 from ...core.vec_io import load_vec, store_vec
 from ...fwd.device.q_scales import largest, scale_of, scaled
+from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp
 from .config import LatentContext
 from .rows import RowPairs, both_sync, store_pairs
 

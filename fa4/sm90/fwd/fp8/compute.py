@@ -14,17 +14,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from ....core.constant import Constant
 from ....core.mask import range_blocks
+from ....fwd.device.consumer import Consumer
+from ....fwd.device.output import out_to_smem, store_out, wait_stores_read, zeros_to_global
+from ....fwd.device.ping_pong import PingPong
+from ....fwd.device.queue import Queue
 from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, Lane, consume
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES
-from ...fragment import ROWS_PER_WARP
-from ...wgmma import ROWS, pin, wait
-from ..compute import out_to_smem, store_out, wait_stores_read, zeros_to_global
-from ..ping_pong import PingPong
-from ..work import Queue, row_tile
+from ...wgmma import pin, wait
 from .config import CONSUMERS, Fp8Context
 from .softmax import Fp8Softmax
 from .sums import PERIOD, Sums
@@ -85,12 +84,13 @@ def loop(consumer: Fp8Consumer, softmax: Fp8Softmax, work: Work, q: Cursor, k: C
     return k, v
 
 
-class Fp8Consumer(Constant):
+class Fp8Consumer(Consumer):
     """Operands and registers of one consumer; created once."""
 
     def __init__(self, context: Fp8Context, index: Int32):
         cfg, smem = context.cfg, context.smem
         self.cfg, self.index, self.ping_pong = cfg, index, PingPong(CONSUMERS, index, True)
+        self.rank = Int32(0)
         self.qk, self.pv = cfg.qk, cfg.pv
         self.q = self.qk.a_at(smem.pointer("Q", self.qk.dtype))
         keys = smem.pointer("K", self.qk.dtype)
@@ -101,10 +101,6 @@ class Fp8Consumer(Constant):
         place = (index * WARPS_PER_WARPGROUP + self.warp) * cfg.bytes_of_sums
         self.sums = Sums(self.o, smem.address("sums of O") + place)
         self.out = smem.pointer("sums of O", cfg.dtype) + place // 2
-
-    def first_row(self, work: Work) -> Int32:
-        """Return the first row of this warp in a work tile, as a row of the sequence."""
-        return row_tile(self.cfg, work, Int32(0), self.index) * ROWS + self.warp * ROWS_PER_WARP
 
     def start_s(self, half: int, q: Cursor, k: Cursor) -> None:
         """Start S = Q K^T of half a block."""

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from ....fwd.launch import ForwardContext
 from ....fwd.variant import ForwardVariant, OutStore
+from ....pipeline.fragment import ROWS_PER_WARP
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import Tile
-from ...fragment import ROWS_PER_WARP
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
 from ..config import BARRIER_BYTES
 

@@ -10,10 +10,10 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
 from ....core.sequence import Rows, sequence_matrix
+from ....fwd.device.load import load_qkv
 from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, Lane, produce
 from ....pipeline.tma import tma_load, tma_load_panel
-from ..load import load_qkv
 from .config import CONSUMERS, Fp8Context
 
 

@@ -9,9 +9,9 @@ from cutlass import Float32, Int32
 from ....core.fragment_coords import reduce_row
 from ....core.line import Line, in_sum, is_in_share
 from ....core.vec_io import add_f16x2, as_float, bits, floats_of_f16x2, pack_f16x2_as_e4m3, pack_word
+from ....fwd.device.softmax import BlockScores, Softmax, reduce_in_chains
 from ....fwd.device.work import Work
-from ...fragment import ROWS_PER_THREAD, row_registers
-from ..softmax import BlockScores, Softmax, reduce_in_chains
+from ....pipeline.fragment import ROWS_PER_THREAD, row_registers
 from .config import Fp8Context
 
 WORD = 4  # numbers of P that a thread packs into a word

@@ -11,8 +11,8 @@ from cutlass import Boolean, Float32, Int32
 
 from ....core.constant import Constant
 from ....core.vec_io import bits, load_floats, store_vec
-from ...fragment import ROWS_PER_THREAD
-from ..compute import wait_stores_read
+from ....fwd.device.output import wait_stores_read
+from ....pipeline.fragment import ROWS_PER_THREAD
 
 PERIOD = 16  # key blocks after which O is added
 WARP, VECTOR = 32, 4  # threads; floats of an access

@@ -14,13 +14,13 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ....core.constant import Constant
 from ....core.fragment_coords import reduce_row
+from ....fwd.device.output import out_to_global, zeros_to_global
+from ....fwd.device.softmax import BlockScores, Softmax, reduce_in_chains, rescale
 from ....fwd.device.work import Work, work_tile
 from ....pipeline.cursor import Cursor, Lane, consume, produce
+from ....pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, pack_pairs, row_registers
 from ....pipeline.roles import WARPS_PER_WARPGROUP
-from ...fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, pack_pairs, row_registers
 from ...wgmma import ROWS, wait
-from ..compute import out_to_global, rescale, zeros_to_global
-from ..softmax import BlockScores, Softmax, reduce_in_chains
 from .config import CONSUMERS, WidestContext
 from .exchange import Exchange
 from .load import nth_block

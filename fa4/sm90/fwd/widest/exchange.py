@@ -9,10 +9,10 @@ from cutlass import Float32, Int32
 from ....core.constant import Constant
 from ....core.vec_io import bits, load_floats
 from ....pipeline.cursor import Cursor
+from ....pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, store_matrices
 from ....pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES
 from ....pipeline.tma import bulk_copy_to, store_to
-from ...fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, store_matrices
 from ...wgmma import ROWS
 from .config import WidestContext
 

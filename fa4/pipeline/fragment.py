@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..core.vec_io import pack_half
-from ..pipeline.smem import PANEL_ROW_BYTES, Tile
+from .smem import PANEL_ROW_BYTES, Tile
 
 ROWS_PER_THREAD = 2
 ROWS_PER_WARP = 16

@@ -17,11 +17,7 @@ from ...core.mask_bits import apply_mask
 from ...core.score import apply_softcap
 from ...core.traced import Traced, bind
 from ...core.vec_io import pack_half
-from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
-from ...fwd.device.scales import Scales
-from ...fwd.device.work import Work
-from ...fwd.launch import ForwardContext
-from ..fragment import (
+from ...pipeline.fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,
     columns_below,
@@ -29,6 +25,10 @@ from ..fragment import (
     row_in_warp,
     row_registers,
 )
+from ..launch import ForwardContext
+from .rows import is_written, normalise, query_of, result, row_coord_of
+from .scales import Scales
+from .work import Work
 
 CHAINS = 4  # independent chains of a row's maximum and sum, to hide latency
 
@@ -209,6 +209,18 @@ def mask_end(s: cute.Tensor, first_key: Int32, stop: cute.Tensor, tile_n: cutlas
             indices = row_registers(2 * cute.size(s), r)
             for i, x in zip(indices, apply_mask([s[i] for i in indices], None, columns_below(stop[0] - first_key))):
                 s[i] = x
+
+
+@cute.jit
+def rescale(o: cute.Tensor, factor: cute.Tensor, has_grown: Boolean):
+    """Multiply O by `factor`, row by row, if the scaled maximum of a row of the warp has grown."""
+    if has_grown:
+        _multiply(o, factor)
+
+
+def _multiply(o: cute.Tensor, factor: cute.Tensor) -> None:
+    for i in range(cute.size(o)):
+        o[i] = o[i] * factor[i // 2 % 2]
 
 
 @cute.jit

@@ -17,8 +17,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...fwd.device.work import Work, work_tile
-from ...fwd.launch import ForwardContext
+from ..launch import ForwardContext
+from .work import Work, work_tile
 
 
 def row_tile(cfg: Any, work: Work, rank: Int32, consumer: Int32 | int) -> Int32:

@@ -1,0 +1,71 @@
+"""Consumer: four warps with 64 rows of a work tile, 16 each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...core.constant import Constant
+from ...core.mask import Blocks, range_blocks
+from ...pipeline.cursor import Cursor
+from ...pipeline.fragment import ROWS_PER_WARP, load_matrices
+from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.smem import PANEL_ROW_BYTES
+from .queue import row_tile
+from .work import Work
+
+ROWS = WARPS_PER_WARPGROUP * ROWS_PER_WARP
+
+
+class Consumer(Constant):
+    """Rows of one consumer. A subclass sets its attributes.
+
+    index: of the consumer in the CTA. rank: of the CTA in the cluster of a work tile. warp: of this warp in the
+    consumer. q_ptr: Q in shared memory. q: registers of this warp's rows of Q, if it keeps them.
+    """
+
+    cfg: Any
+    index: Int32
+    rank: Int32
+    warp: Int32
+    q_ptr: cute.Pointer
+    q: cute.Tensor
+
+    def first_row(self, work: Work) -> Int32:
+        """Return the first row of this warp in a work tile, as a row of the sequence."""
+        return self.row_tile(work) * ROWS + self.warp * ROWS_PER_WARP
+
+    def row_tile(self, work: Work) -> Int32:
+        return row_tile(self.cfg, work, self.rank, self.index)
+
+    @property
+    def trims(self) -> bool:
+        """True if the consumer skips key blocks that only other consumers' rows see: blocks right of the diagonal, or
+        all blocks but one if the consumer has no rows. The second case alone pays only with many consumers."""
+        cfg = self.cfg
+        return cfg.rows > (1 if cfg.has_right else 2) * cfg.tile_n and not cfg.has_blocks
+
+    def blocks(self, work: Work) -> Blocks:
+        """Return the key blocks of a work tile that the consumer's rows see (at least one), and which are unmasked."""
+        of_tile = range_blocks(work.block_iter)
+        if not self.trims:
+            return of_tile
+        index = self.row_tile(work)
+        of_rows = replace(work.mask, tile_m=ROWS).key_blocks(index)
+        has_rows = index * ROWS < work.q.count * self.cfg.rows_per_query
+        stop = cutlass.min(Int32(cutlass.select_(has_rows, of_rows.stop, Int32(0))), of_tile.stop)
+        stop = cutlass.max(stop, of_tile.first + 1)
+        full_stop = cutlass.max(cutlass.min(of_rows.full_stop, stop), of_tile.first)
+        full_first = cutlass.max(cutlass.min(of_rows.full_first, full_stop), of_tile.first)
+        return Blocks(of_tile.first, full_first, full_stop, stop)
+
+    def load_q_registers(self, q: Cursor) -> None:
+        """Load this warp's rows of Q into registers."""
+        packed = cute.recast_tensor(self.q, Int32)
+        q_rows = self.q_ptr.toint() + q.stage * self.cfg.q_step + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
+        for i, pair in enumerate(load_matrices(q_rows, self.cfg.q_tile, cute.size(packed))):
+            packed[i] = pair
