@@ -81,7 +81,7 @@ class PtxSyntaxError(EmulationError):
 
 
 class UnknownInstruction(EmulationError):
-    """An opcode, modifier or operand form that the emulator does not model."""
+    """An opcode, modifier or operand form that the emulator does not model, or that the chip lacks."""
 
 
 class Deadlock(EmulationError):

@@ -1,12 +1,15 @@
 """What a chip or its driver refuses, the emulator refuses: the size of a launch, and registers."""
 
 import pytest
-from warpcheck.errors import Deadlock, IllegalInstruction, LaunchRefused, RegisterFileOverflow
+from warpcheck.errors import Deadlock, IllegalInstruction, LaunchRefused, RegisterFileOverflow, UnknownInstruction
 from warpcheck.machine import Checks, Machine
 from warpcheck_cases.handwritten import entry, launch
 
 
-@pytest.mark.parametrize("target, limit", [("sm_80", 163), ("sm_89", 99), ("sm_90a", 227), ("sm_100a", 227)])
+@pytest.mark.parametrize(
+    "target, limit",
+    [("sm_80", 163), ("sm_89", 99), ("sm_90a", 227), ("sm_100a", 227), ("sm_120a", 99), ("sm_121a", 99)],
+)
 def test_shared_memory_of_a_block_ends_where_the_chips_does(target, limit):
     launch("", smem=limit * 1024, target=target)
     with pytest.raises(
@@ -23,8 +26,50 @@ def test_static_shared_memory_counts():
 
 
 def test_a_chip_that_is_not_modelled():
-    with pytest.raises(ValueError, match="chip is 'sm_120a', expected one of sm_80"):
-        Machine("sm_120a")
+    with pytest.raises(ValueError, match="chip is 'sm_110a', expected one of sm_80"):
+        Machine("sm_110a")
+
+
+SCALED = (
+    "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e4m3.f32.ue8m0 "
+    "{%f0, %f1, %f2, %f3}, {%r4, %r5, %r6, %r7}, {%r8, %r9}, {%f0, %f1, %f2, %f3}, %r10, {0, 0}, %r11, {0, 0};"
+)
+ALLOCATION = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32;"
+
+
+@pytest.mark.parametrize(
+    "instruction, targets, chips",
+    [
+        ("wgmma.fence.sync.aligned;", ("sm_80", "sm_89", "sm_100a", "sm_103a", "sm_120a"), "sm_90a"),
+        (ALLOCATION, ("sm_80", "sm_90a", "sm_120a", "sm_121a"), "sm_100a, sm_103a"),
+        (SCALED, ("sm_89", "sm_90a", "sm_100a", "sm_103a"), "sm_120a, sm_121a"),
+        (SCALED.replace("mxf8f6f4.block_scale", "f8f6f4").replace(".ue8m0", ""), ("sm_100a",), "sm_120a, sm_121a"),
+        ("setmaxnreg.dec.sync.aligned.u32 24;", ("sm_80", "sm_89"), "sm_90a, sm_100a, sm_103a, sm_120a, sm_121a"),
+        ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r4, %r5}, [%r2];", ("sm_90a",), "sm_100a, .*sm_121a"),
+    ],
+)
+def test_instructions_of_other_chips(instruction, targets, chips):
+    """They are refused at the launch, executed or not: no assembler accepts them for the chip."""
+    opcode = instruction.split()[0].rstrip(";")
+    for target in targets:
+        with pytest.raises(UnknownInstruction, match=f"{target} has no {opcode}; chips that have it: {chips}"):
+            launch(f"bra END; {instruction} END:", target=target)
+
+
+def test_scale_selectors_that_select_nothing():
+    launch(SCALED, target="sm_120a")
+    with pytest.raises(IllegalInstruction, match="byte 4, thread 0 selects no scale factors of scale_vec::1X, B"):
+        launch(SCALED.replace("%r11, {0, 0}", "%r11, {4, 0}"), target="sm_120a")
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [(".block_scale", ""), ("mxf8f6f4", "mxf4"), ("ue8m0", "ue4m3"), ("block_scale", "block_scale.scale_vec::2X"),
+     ("f32.e4m3", "f16.e4m3")],
+)  # fmt: skip
+def test_modifiers_that_do_not_fit_a_scaled_kind(old, new):
+    with pytest.raises(UnknownInstruction, match="unknown instruction: mma"):
+        launch(SCALED.replace(old, new, 1), target="sm_120a")
 
 
 def test_threads_and_grid_of_a_launch():

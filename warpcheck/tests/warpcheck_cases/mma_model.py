@@ -122,6 +122,11 @@ RANGES = {
     "f32": (23, -126, 127),
     "e4m3": (3, -6, 8),
     "e5m2": (2, -14, 15),
+    "e2m1": (1, 0, 2),
+    "e2m3": (3, 0, 2),
+    "e3m2": (2, -2, 4),
+    "ue8m0": (0, -127, 127),
+    "ue4m3": (3, -6, 8),
 }
 
 
@@ -157,20 +162,48 @@ def _rounded(value: Fraction, output: str) -> float:
     return float(kept) if abs(kept) < limit else float("inf") * (1 if value > 0 else -1)
 
 
+def _aligned_sum(terms, fraction_bits: int, output: str) -> float:
+    """Sum of terms (value, exponent; None for the exponent of a zero), aligned to the largest exponent and cut."""
+    step = Fraction(2) ** (max([-126, *(e for _, e in terms if e is not None)]) - fraction_bits)
+    return _rounded(sum(_cut(Fraction(value), step) for value, _ in terms), output)
+
+
 def tensor_core_sums(a, b, c, block: int, fraction_bits: int, a_type: str, b_type: str, output: str) -> np.ndarray:
     """a (m, k), b (n, k), c (m, n) in float64 holding numbers of their formats."""
     out = np.array(c, np.float64)
     for i, j in np.ndindex(out.shape):
         for start in range(0, a.shape[1], block):
-            pairs = list(zip(a[i, start : start + block].tolist(), b[j, start : start + block].tolist()))
-            total = float(out[i, j])
-            if np.isinf(total):
+            if np.isinf(out[i, j]):
                 break
-            exponents = [_exponent(total, -126) if total else -126]
-            exponents += [
-                _exponent(x, RANGES[a_type][1]) + _exponent(y, RANGES[b_type][1]) for x, y in pairs if x and y
-            ]
-            step = Fraction(2) ** (max(exponents) - fraction_bits)
-            parts = [Fraction(x) * Fraction(y) for x, y in pairs] + [Fraction(total)]
-            out[i, j] = _rounded(sum(_cut(part, step) for part in parts), output)
+            terms = [(out[i, j], _exponent(out[i, j], -126))]
+            for x, y in zip(a[i, start : start + block].tolist(), b[j, start : start + block].tolist()):
+                exponent = _exponent(x, RANGES[a_type][1]) + _exponent(y, RANGES[b_type][1]) if x and y else None
+                terms.append((Fraction(x) * Fraction(y), exponent))
+            out[i, j] = _aligned_sum(terms, fraction_bits, output)
+    return out
+
+
+def scaled_sums(a, b, c, a_type: str, b_type: str, factors_a, factors_b, factor_type: str) -> np.ndarray:
+    """The block-scaled kinds: a (m, k), b (n, k), c (m, n), factors (m or n, blocks of K), in float64.
+
+    K = 32: products are aligned by their exponents and those of the factors, to 25 bits. K = 64: groups of 16 products
+    are aligned by the exponents of their factors, to 35 bits.
+    """
+    out = np.array(c, np.float64)
+    k, blocks = a.shape[1], factors_a.shape[1]
+    group, bits = (1, 25) if k == 32 else (16, 35)
+    least = RANGES[factor_type][1]
+    for i, j in np.ndindex(out.shape):
+        terms = [(out[i, j], _exponent(out[i, j], -126))]
+        for start in range(0, k, group):
+            x, y = a[i, start : start + group].tolist(), b[j, start : start + group].tolist()
+            fa, fb = (float(f[start * blocks // k]) for f in (factors_a[i], factors_b[j]))
+            value = sum(Fraction(p) * Fraction(q) for p, q in zip(x, y)) * Fraction(fa) * Fraction(fb)
+            exponent = None
+            if value:
+                exponent = _exponent(fa, least) + _exponent(fb, least)
+                if group == 1:
+                    exponent += _exponent(x[0], RANGES[a_type][1]) + _exponent(y[0], RANGES[b_type][1])
+            terms.append((value, exponent))
+        out[i, j] = _aligned_sum(terms, bits, "f32")
     return out

@@ -46,6 +46,8 @@ _TABLE = (
     ChipFacts(90, "sm_90a", "H100", 228 * _KIB, 50 * _MIB, 80 * _GIB),
     ChipFacts(100, "sm_100a", "B200", 228 * _KIB, 126 * _MIB, 180 * _GIB, tmem_columns=512),
     ChipFacts(103, "sm_103a", "B300", 228 * _KIB, 126 * _MIB, 270 * _GIB, tmem_columns=512),
+    ChipFacts(120, "sm_120a", "RTX 5090", 100 * _KIB, 96 * _MIB, 32 * _GIB, 1536, 24),
+    ChipFacts(121, "sm_121a", "GB10", 100 * _KIB, 24 * _MIB, 120 * _GIB, 1536, 24),
 )
 CHIPS = {facts.target: facts for facts in _TABLE}
 

@@ -11,14 +11,15 @@ from functools import lru_cache
 from itertools import compress
 from typing import Any
 
-from warpcheck.errors import LaunchRefused, Location
+from warpcheck.errors import LaunchRefused, Location, UnknownInstruction
 from warpcheck.findings import KINDS, Finding, Findings, repair_of
-from warpcheck.machine.chips import chip_facts
+from warpcheck.machine.chips import ChipFacts, chip_facts
 from warpcheck.machine.lowering import SHARED_RESERVED, Lowering
 from warpcheck.machine.names import names_in
 from warpcheck.machine.options import SCHEDULES, EmulationOptions, Order
 from warpcheck.machine.ptx import Kernel, Module, parse
 from warpcheck.machine.record import Record, RecordedLaunch
+from warpcheck.machine.targets import chips_with, missing_on
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ class Machine:
         """
         core = load_core()
         loaded = _load(ptx, entry)
+        loaded.check_chip(self.facts)
         _check_directives(loaded.kernel, tuple(block), tuple(cluster))
         roles = dict(roles or loaded.roles)
         start = time.perf_counter()
@@ -173,8 +175,7 @@ class Machine:
             "grid": tuple(grid), "block": tuple(block), "cluster": tuple(cluster),
             "explicit_cluster": tuple(cluster) != (1, 1, 1), "dynamic_shared": smem_bytes,
             "sms": options.sms, "seed": options.seed, "schedule": SCHEDULES.index(options.schedule),
-            "arch": facts.number, "has_tmem": facts.tmem_columns > 0,
-            "shared_per_block": facts.smem_per_block, "shared_per_sm": facts.smem_per_sm,
+            "arch": facts.number, "shared_per_block": facts.smem_per_block, "shared_per_sm": facts.smem_per_sm,
             "registers_per_sm": facts.registers_per_sm, "threads_per_sm": facts.threads_per_sm,
             "blocks_per_sm": facts.blocks_per_sm,
             "check_bounds": checks.bounds, "check_poison": checks.poison, "check_races": checks.races,
@@ -248,6 +249,7 @@ class _Loaded:
         self.lines = [kernel.instructions[s].line for s in self.sources]
         rows = [(r.op, r.type, r.type2, r.dst, r.src, r.modifiers, r.guard, r.aligned, r.sync) for r in lowering.rows]
         wide = [(value & (2**64 - 1), offset, words) for value, offset, words in lowering.constants]
+        self.runs_on: set[str] = set()  # chips that have all instructions
         dynamic_shared = SHARED_RESERVED + lowering.layout.static_shared
         named = {dynamic_shared + offset: name for offset, name in barriers.items()}
         maxnreg = kernel.directives.get("maxnreg", (0,))[0]
@@ -255,6 +257,17 @@ class _Loaded:
             rows, wide, lowering.constant_words, lowering.preset_rows, lowering.register_words,
             len(lowering.register_bits), lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg, named,
         )  # fmt: skip
+
+    def check_chip(self, facts: ChipFacts) -> None:
+        """Raise UnknownInstruction if the chip lacks an instruction of the kernel."""
+        if facts.target in self.runs_on:
+            return
+        opcode = missing_on(facts, dict.fromkeys(self.opcodes))
+        if opcode is not None:
+            place = self.module.location(self.kernel.instructions[self.sources[self.opcodes.index(opcode)]])
+            chips = ", ".join(chips_with(opcode)) or "no modelled chip"
+            raise UnknownInstruction(f"{facts.target} has no {opcode}; chips that have it: {chips}", place)
+        self.runs_on.add(facts.target)
 
     def location(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Location | None:
         row, cta, warp, lanes = where

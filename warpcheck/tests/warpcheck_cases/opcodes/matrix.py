@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from warpcheck_cases.opcodes.case import Case, Inputs, element_address, entry
 
-_SINCE_HOPPER = ("sm_90a", "sm_100a")
 _GROUP, _PAIR = np.arange(32) // 4, np.arange(32) % 4  # groupID and threadID_in_group of the ISA's fragment tables
 
 
@@ -35,7 +34,7 @@ def _fragment(count: int, row: Callable[[int], np.ndarray], column: Callable[[in
     return Fragment(np.stack([row(i) for i in range(count)], 1), np.stack([column(i) for i in range(count)], 1))
 
 
-def _a(k: int, per_register: int) -> Fragment:
+def fragment_of_a(k: int, per_register: int) -> Fragment:
     """A of m16n8k*: registers alternate between rows g and g+8, then continue in the second half of K."""
     count = 16 * k // 32
     half = 4 // 2 * per_register
@@ -49,7 +48,7 @@ def _a(k: int, per_register: int) -> Fragment:
     return _fragment(count, row, column)
 
 
-def _b(k: int, per_register: int) -> Fragment:
+def fragment_of_b(k: int, per_register: int) -> Fragment:
     count = 8 * k // 32
 
     def row(i: int) -> np.ndarray:
@@ -58,7 +57,7 @@ def _b(k: int, per_register: int) -> Fragment:
     return _fragment(count, row, lambda i: _GROUP)
 
 
-_C = _fragment(4, lambda i: _GROUP + 8 * (i // 2), lambda i: _PAIR * 2 + i % 2)
+ACCUMULATOR = _fragment(4, lambda i: _GROUP + 8 * (i // 2), lambda i: _PAIR * 2 + i % 2)
 
 
 @dataclass(frozen=True)
@@ -113,22 +112,22 @@ _E4M3, _E5M2 = _Kind("e4m3", 8, -8, 9), _Kind("e5m2", 8, -4, 5)
 
 def _mma(kind: _Kind, k: int, accumulator: str) -> Case:
     per_register = 32 // kind.bits
-    a, b = _a(k, per_register), _b(k, per_register)
+    a, b = fragment_of_a(k, per_register), fragment_of_b(k, per_register)
     unsigned = {8: np.uint8, 16: np.uint16, 32: np.uint32}[kind.bits]
     result = {"f32": np.float32, "f16": np.float16, "s32": np.int32}[accumulator]
 
     def inputs(rng: np.random.Generator) -> Inputs:
         left = a.take(rng.integers(kind.low, kind.high, (16, k)))
         right = b.take(rng.integers(kind.low, kind.high, (k, 8)))
-        start = _C.take(rng.integers(-100, 100, (16, 8))).astype(result)
+        start = ACCUMULATOR.take(rng.integers(-100, 100, (16, 8))).astype(result)
         pack = lambda values: np.ascontiguousarray(kind.pack(values)).view(np.uint32).reshape(-1)  # noqa: E731
         return pack(left), pack(right), np.ascontiguousarray(start).view(np.uint32).reshape(-1)
 
     def expected(left: np.ndarray, right: np.ndarray, start: np.ndarray) -> np.ndarray:
         x = a.put(kind.unpack(left.view(unsigned)).reshape(32, -1), (16, k))
         y = b.put(kind.unpack(right.view(unsigned)).reshape(32, -1), (k, 8))
-        z = _C.put(start.view(result).astype(np.float64).reshape(32, 4), (16, 8))
-        return np.ascontiguousarray(_C.take(x @ y + z).astype(result)).view(np.uint32)
+        z = ACCUMULATOR.put(start.view(result).astype(np.float64).reshape(32, 4), (16, 8))
+        return np.ascontiguousarray(ACCUMULATOR.take(x @ y + z).astype(result)).view(np.uint32)
 
     counts = (a.rows.shape[1] // per_register, b.rows.shape[1] // per_register, 2 if accumulator == "f16" else 4)
     opcode = f"mma.sync.aligned.m16n8k{k}.row.col.{accumulator}.{kind.name}.{kind.name}.{accumulator}"
@@ -146,74 +145,6 @@ def _mma(kind: _Kind, k: int, accumulator: str) -> Case:
     outputs = lists[2].strip("{}").split(", ")
     code += [f"  st.global.b32 [%d0+{4 * j}], {name};" for j, name in enumerate(outputs)]
     return Case(opcode, entry("sm_80", "\n".join(code), pointers=3), inputs, expected)
-
-
-_MATRIX_FORMS = [(count, trans) for count in (1, 2, 4) for trans in ("", ".trans")]
-
-
-def _matrix_copy(name: str, target: str, lines: list[str], expected: Callable[..., np.ndarray]) -> Case:
-    """A warp whose lane has its row of 16 bytes of a buffer at %r1, and 128 words of input."""
-    body = ["  mov.u32 %r0, buffer;", "  mad.lo.u32 %r1, %i, 16, %r0;", *lines]
-    ptx = entry(target, "\n".join(body), pointers=1, shared=".shared .align 128 .b8 buffer[512];")
-    chips = ("sm_80", *_SINCE_HOPPER) if target == "sm_80" else _SINCE_HOPPER
-    return Case(name, ptx, _words(128), expected, target=target, chips=chips)
-
-
-def _ldmatrix(count: int, trans: str) -> Case:
-    """Each lane names a row of 16 bytes; lane l receives elements 2(l%4), 2(l%4)+1 of row l/4 of each matrix."""
-    names = [f"%r{10 + j}" for j in range(count)]
-    lines = [
-        element_address("%in0", "%d0", 16),
-        "  ld.global.v4.b32 {%r2, %r3, %r4, %r5}, [%d0];",
-        "  st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};",
-        "  bar.warp.sync 0xffffffff;",
-        f"  ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{', '.join(names)}}}, [%r1];",
-        element_address("%out", "%d1", 4 * count),
-        *(f"  st.global.b32 [%d1+{4 * j}], {name};" for j, name in enumerate(names)),
-    ]
-
-    def expected(a: np.ndarray) -> np.ndarray:
-        matrices = a.view(np.uint16).reshape(4, 8, 8)[:count]
-        if trans:
-            matrices = matrices.transpose(0, 2, 1)
-        lanes = [matrices[:, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2] for lane in range(32)]
-        return np.ascontiguousarray(np.stack(lanes)).view(np.uint32).reshape(-1)
-
-    return _matrix_copy(f"ldmatrix.x{count}{trans}", "sm_80", lines, expected)
-
-
-def _words(count: int) -> Callable[[np.random.Generator], Inputs]:
-    return lambda rng: (rng.integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32),)
-
-
-def _stmatrix(count: int, trans: str) -> Case:
-    """The inverse of `_ldmatrix`: each lane stores its elements, and reads its row of 16 bytes."""
-    names = [f"%r{10 + j}" for j in range(count)]
-    lines = [
-        "  st.shared.v4.b32 [%r1], {%i, %i, %i, %i};",
-        "  bar.warp.sync 0xffffffff;",
-        element_address("%in0", "%d0", 4 * count),
-        *(f"  ld.global.b32 {name}, [%d0+{4 * j}];" for j, name in enumerate(names)),
-        f"  stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r1], {{{', '.join(names)}}};",
-        "  bar.warp.sync 0xffffffff;",
-        "  ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1];",
-        element_address("%out", "%d1", 16),
-        "  st.global.v4.b32 [%d1], {%r2, %r3, %r4, %r5};",
-    ]
-
-    def expected(a: np.ndarray) -> np.ndarray:
-        elements = a[: 32 * count].copy().view(np.uint16).reshape(32, count, 2)
-        out = np.repeat(np.arange(32, dtype=np.uint32), 4).view(np.uint16).reshape(4, 8, 8).copy()
-        for lane in range(32):
-            for j in range(count):
-                for half in range(2):
-                    row, column = lane // 4, 2 * (lane % 4) + half
-                    if trans:
-                        row, column = column, row
-                    out[j, row, column] = elements[lane, j, half]
-        return out.reshape(-1).view(np.uint32)
-
-    return _matrix_copy(f"stmatrix.x{count}{trans}", "sm_90a", lines, expected)
 
 
 def _core_matrices(matrix: np.ndarray) -> np.ndarray:
@@ -402,8 +333,6 @@ CASES = [
     _mma(_S8, 32, "s32"),
     _mma(_S8, 16, "s32"),
     _mma(_U8, 32, "s32"),
-    *(_ldmatrix(*form) for form in _MATRIX_FORMS),
-    *(_stmatrix(*form) for form in _MATRIX_FORMS),
     *(_wgmma(n) for n in (8, 64, 256)),
     *(_wgmma(64, kind) for kind in (_BF16, _TF32, _E4M3, _E5M2, _S8)),
     *(_tcgen05(n) for n in (16, 64, 256)),

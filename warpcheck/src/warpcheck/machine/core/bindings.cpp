@@ -114,7 +114,7 @@ Config config_from(PyObject* options) {
         NUMBER(dynamic_shared) NUMBER(sms) NUMBER(shared_per_block) NUMBER(shared_per_sm) NUMBER(registers_per_sm)
         NUMBER(threads_per_sm) NUMBER(blocks_per_sm) NUMBER(arch) NUMBER(resident)
         WORD(seed) WORD(off) WORD(limit)
-        FLAG(explicit_cluster) FLAG(has_tmem) FLAG(check_bounds) FLAG(check_poison) FLAG(check_races) FLAG(check_tmem)
+        FLAG(explicit_cluster) FLAG(check_bounds) FLAG(check_poison) FLAG(check_races) FLAG(check_tmem)
         FLAG(check_letter) FLAG(check_leftovers) FLAG(order_by_letter) FLAG(collect) FLAG(trace) FLAG(timing)
         FLAG(cooperative) FLAG(overlaps)
         else throw std::invalid_argument("a launch has no " + name);

@@ -26,7 +26,6 @@ struct Config {
     uint32_t sms = 4;
     // Limits of the chip, from the table in chips.py.
     uint32_t shared_per_block = 0, shared_per_sm = 0, registers_per_sm = 0, threads_per_sm = 0, blocks_per_sm = 0;
-    bool has_tmem = false;
     uint16_t arch = 0;              // 80 for sm_80; selects how mma.sync sums
     uint64_t seed = 0;
     Schedule schedule = Schedule::RoundRobin;

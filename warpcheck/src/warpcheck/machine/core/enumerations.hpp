@@ -35,6 +35,7 @@ WARPCHECK_ENUM(Timer, Clock, ClockHigh, Clock64, Global, GlobalLow, GlobalHigh)
 
 // Matrices. MmaType is the element type of a matrix instruction.
 WARPCHECK_ENUM(MmaType, F16, BF16, TF32, F64, E4M3, E5M2, S8, U8, S4, U4, B1, F32, S32, E2M1, E2M3, E3M2)
+WARPCHECK_ENUM(ScaleType, UE8M0, UE4M3)                   // factors of block-scaled kinds
 WARPCHECK_ENUM(MmaKind, F16, TF32, F8F6F4, I8, MXF8F6F4, MXF4, MXF4NVF4)
 // Shapes of ldmatrix and stmatrix. Thread (rows per matrix) * j + i holds the address of row i of matrix j.
 WARPCHECK_ENUM(MatrixShape,

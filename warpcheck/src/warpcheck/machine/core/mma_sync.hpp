@@ -1,6 +1,7 @@
 // mma.sync of one warp, ldmatrix, stmatrix and movmatrix. PTX ISA 9.7.14.5. matmul.hpp holds the arithmetic.
 #pragma once
 
+#include "block_scale.hpp"
 #include "enumerations.hpp"
 #include "fragment.hpp"
 #include "matmul.hpp"
@@ -12,8 +13,24 @@ struct MmaSyncOp {
     uint16_t m, n, k;               // elements
     MmaType d_type, a_type, b_type, c_type;
     bool saturate = false;          // .satfinite of integer types
-    bool containers = false;        // .kind::f8f6f4: 4- and 6-bit elements in 8-bit containers
+    bool containers = false;        // .kind::f8f6f4, mxf8f6f4: 4- and 6-bit elements in 8-bit containers
     uint16_t arch = 100;            // 80 for sm_80; selects how products are summed
+    uint8_t scale_vector = 0;       // block-scaled kinds: scale factors along K (1, 2 or 4)
+    ScaleType scale_type = ScaleType::UE8M0;
+};
+
+// Scale operand of a block-scaled mma.sync: the values of scale-a-data (or scale-b-data) in the 32 threads, and its
+// selectors. The factors of a row or column are `scale_vector` bytes from byte `byte` on.
+struct MmaScales {
+    const uint32_t* data = nullptr;
+    uint32_t byte = 0, thread = 0;
+
+    // Thread whose register holds the factors of row `row` of A: `thread` is 0 for the lower, 1 for the upper pair of
+    // a quad, of which the first thread has row g and the second row g + 8.
+    uint32_t thread_of_row(uint32_t row) const { return 4 * (row % 8) + 2 * thread + row / 8; }
+    // Thread whose register holds the factors of column `column` of B.
+    uint32_t thread_of_column(uint32_t column) const { return 4 * column + thread; }
+    uint8_t code(uint32_t from, uint32_t block) const { return uint8_t(data[from] >> 8 * (byte + block)); }
 };
 
 namespace detail {
@@ -39,7 +56,8 @@ inline uint32_t mma_sync_registers_d(const MmaSyncOp& op) { return detail::mma_a
 namespace detail {
 
 // Sums of D^T. A block is 16 bytes of K up to sm_89, and 32 bytes on later chips. sm_89 keeps fewer bits of 8-bit
-// floats.
+// floats. The measurements (matmul.hpp) include sm_120, whose block-scaled kinds sum as those of tcgen05.mma. sm_121 is
+// assumed to sum as sm_120.
 inline Summation mma_summation(const MmaSyncOp& op) {
     const bool narrow = op.arch == 89 && element_bits(op.a_type) == 8;
     const uint32_t bytes = op.arch >= 90 ? 32 : 16, element = element_bits(op.a_type) < 8 ? 8 : element_bits(op.a_type);
@@ -50,7 +68,7 @@ inline Summation mma_summation(const MmaSyncOp& op) {
 
 template <class T>
 inline void mma_compute(const MmaSyncOp& op, const uint32_t* const* a_regs, const uint32_t* const* b_regs,
-                        const uint32_t* const* c_regs, uint32_t* const* d_regs) {
+                        const uint32_t* const* c_regs, uint32_t* const* d_regs, const MmaScales& scale_a, const MmaScales& scale_b) {
     // Computes D^T = B^T A^T. The registers hold the eight columns of B like rows, and the rows of A fill more vector
     // lanes of the host.
     constexpr uint32_t kMaxK = 256;
@@ -60,8 +78,20 @@ inline void mma_compute(const MmaSyncOp& op, const uint32_t* const* a_regs, cons
     unpack_accumulator(op.c_type == MmaType::F16, op.m, 1, c_regs, d, 1, op.m);
     T* sums[8];
     for (uint32_t j = 0; j < 8; ++j) sums[j] = d + j * op.m;
-    if constexpr (std::is_same_v<T, float>) matmul(mma_summation(op), 8, op.m, op.k, columns, op.k, rows, op.m, sums, true);
-    else matmul(8, op.m, op.k, columns, op.k, rows, op.m, sums, true, op.saturate);
+    if constexpr (std::is_same_v<T, float>) {
+        if (op.scale_vector) {
+            const bool four_bits = !op.containers;
+            const ScaleFactors factors(
+                8, op.m, scale_groups(four_bits, op.k), op.scale_vector, op.scale_type,
+                [&](uint32_t column, uint32_t block) { return scale_b.code(scale_b.thread_of_column(column), block); },
+                [&](uint32_t row, uint32_t block) { return scale_a.code(scale_a.thread_of_row(row), block); });
+            matmul_block_scaled(mma_summation(op), four_bits, op.scale_type, factors, 8, op.m, op.k, columns, op.k, rows, op.m, sums, true);
+        } else {
+            matmul(mma_summation(op), 8, op.m, op.k, columns, op.k, rows, op.m, sums, true);
+        }
+    } else {
+        matmul(8, op.m, op.k, columns, op.k, rows, op.m, sums, true, op.saturate);
+    }
     pack_accumulator(op.d_type == MmaType::F16, op.m, 1, d, 1, op.m, d_regs);
 }
 
@@ -96,15 +126,22 @@ inline void mma_compute_f64(const MmaSyncOp& op, const uint32_t* const* a_regs, 
 
 }  // namespace detail
 
-// a[r], b[r], c[r] and d[r] point to the values of register r in the 32 threads; d may alias c.
-inline void mma_sync_execute(const MmaSyncOp& op, const uint32_t* const* a, const uint32_t* const* b,
-                             const uint32_t* const* c, uint32_t* const* d) {
+// a[r], b[r], c[r] and d[r] point to the values of register r in the 32 threads; d may alias c. The scales are for
+// block-scaled operations.
+inline void mma_sync_execute(const MmaSyncOp& op, const uint32_t* const* a, const uint32_t* const* b, const uint32_t* const* c,
+                             uint32_t* const* d, const MmaScales& scale_a = {}, const MmaScales& scale_b = {}) {
     if ((op.m != 8 && op.m != 16) || op.n != 8 || op.k > 256 || (op.a_type == MmaType::F64 && op.k > 16))
         throw UnitError(Fault::Unsupported, "mma.sync: m" + std::to_string(op.m) + "n" + std::to_string(op.n) + "k" +
                         std::to_string(op.k) + " is not modelled");
+    if (op.scale_vector)
+        for (const auto& [scales, threads] : {std::pair{&scale_a, 2u}, std::pair{&scale_b, 4u}})
+            if (scales->byte + op.scale_vector > 4 || scales->byte % op.scale_vector || scales->thread >= threads)
+                throw UnitError(Fault::BadDescriptor, "mma.sync: byte " + std::to_string(scales->byte) + ", thread " +
+                                std::to_string(scales->thread) + " selects no scale factors of scale_vec::" +
+                                std::to_string(op.scale_vector) + "X, " + (threads == 2 ? "A" : "B"));
     if (op.a_type == MmaType::F64) detail::mma_compute_f64(op, a, b, c, d);
-    else if (is_integer(op.a_type)) detail::mma_compute<int32_t>(op, a, b, c, d);
-    else detail::mma_compute<float>(op, a, b, c, d);
+    else if (is_integer(op.a_type)) detail::mma_compute<int32_t>(op, a, b, c, d, scale_a, scale_b);
+    else detail::mma_compute<float>(op, a, b, c, d, scale_a, scale_b);
 }
 
 struct LdMatrixOp { MatrixShape shape; uint8_t num; bool trans; };

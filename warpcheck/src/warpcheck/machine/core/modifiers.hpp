@@ -42,7 +42,8 @@
 #define WARPCHECK_MATRIX(F) F(MatrixShape, shape) F(int, count) F(bool, trans) F(Space, space) F(int, offset)
 #define WARPCHECK_MMA_SYNC(F) \
     F(int, m) F(int, n) F(int, k) F(MmaType, d_type) F(MmaType, a_type) F(MmaType, b_type) F(MmaType, c_type) F(bool, satfinite) \
-    F(bool, a_columns) F(bool, b_rows) F(bool, containers) F(int, a_registers) F(int, b_registers) F(int, c_registers)
+    F(bool, a_columns) F(bool, b_rows) F(bool, containers) F(int, a_registers) F(int, b_registers) F(int, c_registers) \
+    F(int, scale_vector) F(ScaleType, scale_type)
 #define WARPCHECK_MAP_FIELD(F) F(TensorMapField, field) F(int, ordinal) F(Space, space) F(int, offset)
 #define WARPCHECK_MAP_COPY(F) F(int, bytes) F(int, to_offset) F(int, from_offset)
 /* barriers; strong: .release or .acquire, not .relaxed */

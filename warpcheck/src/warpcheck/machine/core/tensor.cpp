@@ -131,8 +131,14 @@ void Engine::mma_sync(Exec& x) {
     op.saturate = m.satfinite;
     op.containers = m.containers;
     op.arch = config_.arch;
+    op.scale_vector = uint8_t(m.scale_vector);
+    op.scale_type = m.scale_type;
     if (m.a_columns || m.b_rows) stop(Check::UnknownInstruction, "mma.sync with A column-major or B row-major");
     const uint32_t na = uint32_t(m.a_registers), nb = uint32_t(m.b_registers), nc = uint32_t(m.c_registers), nd = in.ndst;
+    const uint32_t scales = na + nb + nc;       // first operand of the scales: data, byte and thread of A, then of B
+    MmaScales scale[2];
+    for (uint32_t i = 0; op.scale_vector && i < 2; ++i)
+        scale[i] = {x.src(scales + 3 * i), uint16_t(x.value(scales + 3 * i + 1, 0)), uint16_t(x.value(scales + 3 * i + 2, 0))};
     const uint32_t* sources[kMostRegisters];
     uint32_t* results[kMostRegisters] = {};
     if (op.d_type == MmaType::F64) {
@@ -149,15 +155,18 @@ void Engine::mma_sync(Exec& x) {
     } else {
         for (uint32_t i = 0; i < na + nb + nc; ++i) sources[i] = x.src(i);
         for (uint32_t i = 0; i < nd; ++i) results[i] = x.dst(i);
-        mma_sync_execute(op, sources, sources + na, sources + na + nb, results);
+        mma_sync_execute(op, sources, sources + na, sources + na + nb, results, scale[0], scale[1]);
     }
     counters.mma_flops += 2ull * op.m * op.n * op.k;
-    // Undefined values: row l / 4 (and + 8) of A and C, column l / 4 of B.
+    // Undefined values: row l / 4 (and + 8) of A and C, column l / 4 of B. Of a scale, only the threads that supply
+    // factors count.
     uint32_t a_bad[2] = {}, b_bad = 0;
     bool any = false;
     const uint32_t row_pairs = op.m == 16 ? 2 : 1;
     for (uint32_t i = 0; i < na; ++i) a_bad[i % row_pairs] |= ~x.valid(i);
     for (uint32_t i = 0; i < nb; ++i) b_bad |= ~x.valid(na + i);
+    for (uint32_t row = 0; op.scale_vector && row < op.m; ++row) a_bad[row / 8] |= ~x.valid(scales) & 1u << scale[0].thread_of_row(row);
+    for (uint32_t column = 0; op.scale_vector && column < 8; ++column) b_bad |= ~x.valid(scales + 3) & 1u << scale[1].thread_of_column(column);
     any = a_bad[0] || a_bad[1] || b_bad;
     for (uint32_t i = 0; i < nd; ++i) {
         uint32_t valid = nc == nd ? x.valid(na + nb + i) : ~0u;

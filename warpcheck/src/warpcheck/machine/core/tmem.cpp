@@ -55,7 +55,6 @@ void Engine::check_tmem(const Cta& cta, const TmemRect& r) {
 Next Engine::tmem_alloc(Exec& x) {
     Cta& cta = *x.w.cta;
     const mod::TmemAlloc& m = x.in.as<mod::TmemAlloc>();
-    if (!config_.has_tmem) stop(Check::UnknownInstruction, "this chip has no tensor memory");
     const uint32_t columns = uint32_t(x.value(1, x.first_lane()));
     if (columns < 32 || columns > kTmemColumns || (columns & (columns - 1)))
         fail(Check::TmemMisuse, "tcgen05.alloc of " + std::to_string(columns) + " columns: expected a power of two in 32..512");

@@ -8,8 +8,7 @@
 //   G:    M = 32, .ws                      32 lanes of each warp hold a quarter of N
 #pragma once
 
-#include <cmath>
-
+#include "block_scale.hpp"
 #include "enumerations.hpp"
 #include "matmul.hpp"
 #include "operand.hpp"
@@ -44,7 +43,7 @@ struct InstrDesc {
     bool saturate;
     Packing packing;                // of A and B in shared memory
     bool block_scaled;
-    bool scale_ue8m0;               // otherwise ue4m3
+    ScaleType scale_type;
     uint8_t scale_id_a, scale_id_b; // byte in the 32-bit cell at which a row's scale factors start
 };
 
@@ -102,7 +101,7 @@ inline InstrDesc decode_instr_desc(const UmmaOp& op) {
             throw bad("accumulator type " + std::to_string(format) + " does not fit the kind");
         d.d = op.kind == MmaKind::I8 ? MmaType::S32 : format ? MmaType::F32 : MmaType::F16;
     } else {
-        d.scale_ue8m0 = field(23, 1);
+        d.scale_type = field(23, 1) ? ScaleType::UE8M0 : ScaleType::UE4M3;
         d.scale_id_a = uint8_t(field(29, 2));
         d.scale_id_b = uint8_t(field(4, 2));
         const uint32_t vector = op.scale_vector;
@@ -182,11 +181,10 @@ inline uint32_t umma_a_columns(const InstrDesc& d) {
 // part.
 inline uint32_t scale_columns(uint32_t count) { return (count + 31) / 32; }
 
-inline float scale_factor(const uint32_t* tmem, uint32_t taddr, uint32_t lane_part, uint32_t row, uint32_t byte, bool ue8m0) {
+inline uint8_t scale_code(const uint32_t* tmem, uint32_t taddr, uint32_t lane_part, uint32_t row, uint32_t byte) {
     const TmemAddress base(taddr & 0x3FFFFFFF);     // bits 30-31 hold the scale factor id
     const uint32_t cell = tmem[(32 * lane_part + row % 32) * kTmemColumns + base.column + row / 32];
-    const auto code = uint8_t(cell >> 8 * byte);
-    return ue8m0 ? ue8m0_to_float(code) : e4m3_to_float(code & 0x7F);
+    return uint8_t(cell >> 8 * byte);
 }
 
 inline void add_rows(const UmmaBlock& block, uint32_t base_lane, uint32_t column, uint32_t columns, bool write,
@@ -245,29 +243,13 @@ inline void unpack_tmem_a(const UmmaOp& op, const InstrDesc& d, const UmmaBlock&
     }
 }
 
-// Scale factors of one block of D, for each part of K: a[row * parts + part], b[part * columns + column].
-struct ScaleFactors {
-    std::vector<float> a, b;
-    std::vector<int> exponents_a, exponents_b;      // exponents of the factors of part 0, if they are powers of two
-};
-
 // Reads scale factors. Each row of D takes A's factors from the copy of its own warp; the block takes B's from the copy
 // of its first warp.
-inline ScaleFactors read_scale_factors(const UmmaOp& op, const InstrDesc& d, const UmmaBlock& block, const uint32_t* tmem, uint32_t parts) {
-    ScaleFactors f;
-    const uint32_t repeat = parts / op.scale_vector;
-    f.a.resize(size_t(block.rows) * parts);
-    f.b.resize(size_t(block.columns) * parts);
-    for (uint32_t row = 0; row < block.rows; ++row)
-        for (uint32_t p = 0; p < parts; ++p)
-            f.a[row * parts + p] = scale_factor(tmem, op.scale_a_tmem, block.lane(row) / 32, row, d.scale_id_a + p / repeat, d.scale_ue8m0);
-    for (uint32_t column = 0; column < block.columns; ++column)
-        for (uint32_t p = 0; p < parts; ++p)
-            f.b[p * block.columns + column] = scale_factor(tmem, op.scale_b_tmem, block.first_lane / 32, column, d.scale_id_b + p / repeat, d.scale_ue8m0);
-    const auto exponent = [](float x) { return std::isnan(x) ? 0 : std::ilogb(x); };
-    for (uint32_t row = 0; row < block.rows; ++row) f.exponents_a.push_back(exponent(f.a[row * parts]));
-    for (uint32_t column = 0; column < block.columns; ++column) f.exponents_b.push_back(exponent(f.b[column]));
-    return f;
+inline ScaleFactors read_scale_factors(const UmmaOp& op, const InstrDesc& d, const UmmaBlock& block, const uint32_t* tmem, uint32_t groups) {
+    return ScaleFactors(
+        block.rows, block.columns, groups, op.scale_vector, d.scale_type,
+        [&](uint32_t row, uint32_t part) { return scale_code(tmem, op.scale_a_tmem, block.lane(row) / 32, row, d.scale_id_a + part); },
+        [&](uint32_t column, uint32_t part) { return scale_code(tmem, op.scale_b_tmem, block.first_lane / 32, column, d.scale_id_b + part); });
 }
 
 inline bool lane_disabled(const UmmaOp& op, uint8_t cta, uint32_t lane) {
@@ -276,12 +258,11 @@ inline bool lane_disabled(const UmmaOp& op, uint8_t cta, uint32_t lane) {
 
 inline void execute_float(const UmmaOp& op, const InstrDesc& d, const CtaMemory ctas[2]) {
     const uint32_t rows = d.m / op.cta_group, half_n = d.n / op.cta_group;
-    std::vector<float> a(rows * d.k), b(size_t(d.k) * d.n), scaled_b;
+    std::vector<float> a(rows * d.k), b(size_t(d.k) * d.n);
     for (uint32_t cta = 0; cta < op.cta_group; ++cta)
         umma_b(op, d).unpack(ctas[cta].shared, ctas[cta].shared_bytes, d.negate_b, b.data() + cta * half_n, 1, d.n);
     // Blackwell's tensor cores sum all products of an instruction at once.
-    Summation how{d.k, 25, least_exponent(d.a), least_exponent(d.b), d.d == MmaType::F16 ? MatmulOutput::F16 : MatmulOutput::F32};
-    ScaleFactors factors;
+    const Summation how{d.k, 25, least_exponent(d.a), least_exponent(d.b), d.d == MmaType::F16 ? MatmulOutput::F16 : MatmulOutput::F32};
     int a_cta = -1;     // CTA whose A is in `a`
     for (const UmmaBlock& block : umma_blocks(op, d)) {
         const CtaMemory& memory = ctas[block.cta];
@@ -291,23 +272,7 @@ inline void execute_float(const UmmaOp& op, const InstrDesc& d, const CtaMemory 
             umma_a(op, d).unpack(memory.shared, memory.shared_bytes, d.negate_a, a.data(), d.k, 1);
             a_cta = block.cta;
         }
-        const float* b_block = b.data() + block.n0;
-        size_t ldb = d.n;
-        if (d.block_scaled) {
-            const bool grouped = op.kind != MmaKind::MXF8F6F4;      // 4-bit kinds: a factor per 16 elements
-            factors = read_scale_factors(op, d, block, memory.tmem, grouped ? d.k / 16 : 1);
-            scaled_b.resize(size_t(d.k) * block.columns);
-            for (uint32_t p = 0; p < d.k; ++p)
-                for (uint32_t j = 0; j < block.columns; ++j) scaled_b[p * block.columns + j] = b_block[p * d.n + j] * (grouped ? 1 : factors.b[j]);
-            if (!grouped) {
-                for (uint32_t row = 0; row < rows; ++row)
-                    for (uint32_t p = 0; p < d.k; ++p) a[row * d.k + p] *= factors.a[row];
-                how.scale_exponents_a = factors.exponents_a.data();
-                how.scale_exponents_b = factors.exponents_b.data();
-            }
-            b_block = scaled_b.data();
-            ldb = block.columns;
-        }
+        const float* const b_block = b.data() + block.n0;
         const TmemAddress base(op.d_tmem);
         const float scale = op.scale_d ? bits_to_float(uint32_t(127 - op.scale_d) << 23) : 1.0f;
         std::vector<float*> d_rows(block.rows);
@@ -329,11 +294,14 @@ inline void execute_float(const UmmaOp& op, const InstrDesc& d, const CtaMemory 
             for (uint32_t j = 0; j < block.columns; ++j)
                 d_rows[row][j] = scale * (direct ? d_rows[row][j] : f16_to_float(uint16_t(cells[row][j])));
         }
-        if (op.kind == MmaKind::MXF4 || op.kind == MmaKind::MXF4NVF4)
-            matmul_scaled_groups(block.rows, block.columns, d.k, a.data(), d.k, b_block, ldb, factors.a.data(), factors.b.data(),
-                                 d.scale_ue8m0 ? -127 : least_exponent(MmaType::E4M3), d_rows.data(), op.accumulate);
-        else
-            matmul(how, block.rows, block.columns, d.k, a.data(), d.k, b_block, ldb, d_rows.data(), op.accumulate);
+        if (d.block_scaled) {
+            const bool four_bits = op.kind != MmaKind::MXF8F6F4;
+            const ScaleFactors factors = read_scale_factors(op, d, block, memory.tmem, scale_groups(four_bits, d.k));
+            matmul_block_scaled(how, four_bits, d.scale_type, factors, block.rows, block.columns, d.k, a.data(), d.k, b_block, d.n,
+                                d_rows.data(), op.accumulate);
+        } else {
+            matmul(how, block.rows, block.columns, d.k, a.data(), d.k, b_block, d.n, d_rows.data(), op.accumulate);
+        }
         if (direct) continue;
         for (uint32_t row = 0; row < block.rows; ++row)
             if (cells[row]) for (uint32_t j = 0; j < block.columns; ++j) cells[row][j] = float_to_f16(d_rows[row][j]);

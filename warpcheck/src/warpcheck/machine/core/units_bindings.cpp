@@ -73,6 +73,7 @@ const NamedFormat& format_of(const std::string& name) {
         {"e2m1", decode_one<E2M1>, encode_one<E2M1>},
         {"e2m3", decode_one<E2M3>, encode_one<E2M3>},
         {"e3m2", decode_one<E3M2>, encode_one<E3M2>},
+        {"ue4m3", [](uint32_t c) { return scale_to_float(uint8_t(c), ScaleType::UE4M3); }, encode_one<E4M3>},
         {"ue8m0", [](uint32_t c) { return ue8m0_to_float(uint8_t(c)); },
          [](float v, Round r, bool s) { return uint32_t(float_to_ue8m0(v, r, s)); }},
     };
@@ -274,6 +275,14 @@ py::list wgmma(const py::dict& d, Bytes shared, py::object a_regs, Words d_regs)
     return footprint_list(f);
 }
 
+// `scale_a` and `scale_b`: the values of the threads, the byte and the thread that are selected.
+MmaScales scales_of(const py::dict& d, const char* key, Words& data) {
+    if (!d.contains(key)) return {};
+    const auto [words, byte, thread] = d[key].cast<std::tuple<Words, uint32_t, uint32_t>>();
+    data = words;
+    return {data.data(), byte, thread};
+}
+
 Words mma(const py::dict& d, Words a, Words b, Words c) {
     MmaSyncOp op{d["m"].cast<uint16_t>(), d["n"].cast<uint16_t>(), d["k"].cast<uint16_t>(),
                  type_of(d["d_type"].cast<std::string>()), type_of(d["a_type"].cast<std::string>()),
@@ -281,11 +290,15 @@ Words mma(const py::dict& d, Words a, Words b, Words c) {
     op.saturate = get(d, "saturate", false);
     op.containers = get(d, "containers", false);
     op.arch = get<uint16_t>(d, "arch", 100);
+    op.scale_vector = get<uint8_t>(d, "scale_vector", 0);
+    op.scale_type = get(d, "ue4m3", false) ? ScaleType::UE4M3 : ScaleType::UE8M0;
+    Words scale_a, scale_b;
+    const MmaScales scales[] = {scales_of(d, "scale_a", scale_a), scales_of(d, "scale_b", scale_b)};
     if (a.shape(0) != mma_sync_registers_a(op) || b.shape(0) != mma_sync_registers_b(op) || c.shape(0) != mma_sync_registers_c(op))
         throw py::value_error("registers of A, B, C: expected " + std::to_string(mma_sync_registers_a(op)) + ", " +
                               std::to_string(mma_sync_registers_b(op)) + ", " + std::to_string(mma_sync_registers_c(op)));
     Words out = make_registers(mma_sync_registers_d(op));
-    mma_sync_execute(op, RegisterRows(a).data(), RegisterRows(b).data(), RegisterRows(c).data(), RegisterRows(out).data());
+    mma_sync_execute(op, RegisterRows(a).data(), RegisterRows(b).data(), RegisterRows(c).data(), RegisterRows(out).data(), scales[0], scales[1]);
     return out;
 }
 

@@ -231,7 +231,8 @@ def _ldmatrix(low: Lowering, ins: Instruction, mods: Mods) -> None:
     form = mods.need("b16", "b8", "b6x16_p32", "b4x16_p64")
     mods.finish()
     code = {("m8n8", "b16"): "M8N8B16", ("m16n8", "b8"): "M16N8B8", ("m16n16", "b8"): "M16N16B8",
-            ("m8n16", "b6x16_p32"): "M8N16B6", ("m8n16", "b4x16_p64"): "M8N16B4"}.get((shape, form))  # fmt: skip
+            ("m8n16", "b6x16_p32"): "M8N16B6", ("m8n16", "b4x16_p64"): "M8N16B4",
+            ("m16n16", "b6x16_p32"): "M16N16B6", ("m16n16", "b4x16_p64"): "M16N16B4"}.get((shape, form))  # fmt: skip
     if code is None:
         raise mods.unknown()
     load = ins.parts[0] == "ldmatrix"
@@ -255,33 +256,70 @@ MMA_TYPES = (
 )  # fmt: skip
 
 
+# Kinds of block-scaled mma.sync (ISA 9.7.14.3): K, types of A and B, types of the factors for each number of factors
+# along K, and the default of that number.
+SCALED_KINDS: dict[str, tuple[int, tuple[str, ...], dict[int, tuple[str, ...]], int]] = {
+    "kind::mxf8f6f4": (32, ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1"), {1: ("ue8m0",)}, 1),
+    "kind::mxf4": (64, ("e2m1",), {2: ("ue8m0",)}, 2),
+    "kind::mxf4nvf4": (64, ("e2m1",), {2: ("ue8m0",), 4: ("ue8m0", "ue4m3")}, 0),
+}
+
+
+def _scaling(mods: Mods, kind: str | None, sizes: list[int], types: list[str]) -> Modifiers:
+    """Take the modifiers of block scaling."""
+    if not mods.has("block_scale"):
+        if kind not in (None, "kind::f8f6f4"):
+            raise mods.unknown(f".{kind} needs .block_scale")
+        return {}
+    vector = mods.choose({"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}, 0)
+    type_ = mods.need("ue8m0", "ue4m3")
+    if kind not in SCALED_KINDS:
+        raise mods.unknown(".block_scale needs a scaled .kind")
+    k, elements, factors, default = SCALED_KINDS[kind]
+    vector = vector or default
+    outer = [types[0], types[-1]]
+    if sizes != [16, 8, k] or outer != ["f32", "f32"] or not set(types[1:-1]) <= set(elements):
+        raise mods.unknown(f"the shape or a type does not fit .{kind}.block_scale")
+    if type_ not in factors.get(vector, ()):
+        raise mods.unknown(f"{vector} factors of .{type_} along K do not fit .{kind}")
+    return {"scale_vector": vector, "scale_type": type_.upper()}
+
+
 @handles("mma")
 def _mma(low: Lowering, ins: Instruction, mods: Mods) -> None:
+    """Sources: A, B, C; with block scaling the data, byte and thread of A's scales, and of B's."""
     mods.has("sync"), mods.has("aligned")
     shape = mods.need_prefix("m")
     sizes = [int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split()]
     saturate = mods.has("satfinite")
-    containers = mods.take_prefix("kind::f8f6f4")
+    kind = mods.take_prefix("kind::")
     layouts = [part for part in mods.left if part in ("row", "col")]
     types = [part for part in mods.left if part in MMA_TYPES]
     mods.left = [part for part in mods.left if part not in ("row", "col") and part not in MMA_TYPES]
-    mods.finish()
     if len(layouts) != 2 or len(types) != 4:
         raise mods.unknown()
+    scaling = _scaling(mods, kind, sizes, types)
+    mods.finish()
     d, a, b, c = (o.items if isinstance(o, Vector) else (o,) for o in ins.operands[:4])
     element = {"f64": "f64"}.get(types[0], "b32")
     src = [low.src(i, element) for i in (*a, *b)]
     src += [low.src(i, "f32" if types[3] == "f32" else element) for i in c]
+    if scaling:
+        data_a, select_a, data_b, select_b = ins.operands[4:]
+        for data, select in ((data_a, select_a), (data_b, select_b)):
+            src += [low.src(data, "b32"), *(low.src(i, "u16") for i in select.items)]
     m: Modifiers = {
         **dict(zip(("m", "n", "k"), sizes)),
         **dict(zip(("d_type", "a_type", "b_type", "c_type"), (name.upper() for name in types))),
         "a_registers": len(a),
         "b_registers": len(b),
         "c_registers": len(c),
+        **scaling,
     }
     low.emit(
         "mma_sync", element, [low.dst(i) for i in d], src, aligned=True, sync=True,
-        satfinite=saturate, a_columns=layouts[0] == "col", b_rows=layouts[1] == "row", containers=bool(containers), **m,
+        satfinite=saturate, a_columns=layouts[0] == "col", b_rows=layouts[1] == "row",
+        containers=kind in ("kind::f8f6f4", "kind::mxf8f6f4"), **m,
     )  # fmt: skip
 
 
