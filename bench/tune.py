@@ -57,9 +57,9 @@ def _changed(row: Any, **columns: tuple) -> Rows:
 
 
 def _sm90() -> Sweep:
+    from fa4.fwd.variant import Schedule
     from fa4.sm90.bwd import tiles as backward
     from fa4.sm90.fwd import tiles as forward
-    from fa4.sm90.fwd.config import Schedule
     from fa4.sm90.plan import Plan
 
     def forward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:

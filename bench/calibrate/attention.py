@@ -66,7 +66,7 @@ def _variants(backend: str, direction: str) -> dict[str, dict[str, Any]]:
 
 
 def _hopper(direction: str) -> list[dict[str, Any]]:
-    from fa4.sm90.fwd.config import Schedule
+    from fa4.fwd.variant import Schedule
 
     if direction == "fwd":
         heights: list[dict[str, Any]] = [{"tile_n": n} for n in (64, 80, 96, 112, 160)]

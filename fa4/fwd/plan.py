@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from typing import Generic, NamedTuple
 
 import torch
@@ -60,6 +61,11 @@ class LaunchSizes(NamedTuple):
 def work_tiles(spec: AttentionSpec, extent: ProblemSize, packed: int, rows: int) -> int:
     """Return the number of work tiles of `rows` rows, with `packed` heads in a tile, before keys are split."""
     return -(-extent.max_seqlen_q * padded_heads_of(packed) // rows) * (spec.heads_q // packed) * extent.batch
+
+
+def packed_heads_of_one(spec: AttentionSpec, rows: int = 64) -> int:
+    """Return the query heads per tile of `rows` rows."""
+    return spec.group if spec.group <= rows else math.gcd(spec.group, rows)
 
 
 class ForwardDirection(Generic[Config]):

@@ -34,6 +34,14 @@ class KvLoad(enum.Enum):
     FETCH = "row by row, numbers of 8 or 4 bits loaded into registers and converted there"
 
 
+class Schedule(enum.Enum):
+    """Assignment of work tiles to CTAs."""
+
+    SINGLE = "one tile a CTA"
+    PACKED = "one tile a CTA, for packed sequences only as many as their rows may need"
+    PERSISTENT = "as many CTAs as fit, each takes tiles in snake order"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOptions(variant.Variant):
     """Kind of problem of a forward on any chip.

@@ -1,7 +1,8 @@
-"""Fragment layout of a 64-row wgmma accumulator, and its transfer to and from shared memory.
+"""Fragment layout of an accumulator of wgmma or mma.sync, and its transfer to and from shared memory.
 
 A warp holds 16 rows. Thread t holds rows t / 4 and t / 4 + 8, and of every 8 columns the pair from 2 (t % 4) on.
-Register element i is column i % 2 of column pair i / 4 in row i / 2 % 2 (PTX ISA, wgmma accumulator fragments).
+Register element i is column i % 2 of column pair i / 4 in row i / 2 % 2 (PTX ISA, accumulator fragments of wgmma and of
+mma.m16n8).
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def store_matrices(address: Int32, tile: Tile, packed: list[Int32]) -> None:
 
 
 def load_matrices(address: Int32, tile: Tile, count: int) -> list[Int32]:
-    """Whole warp: load its 16 rows of a panelled tile in the layout of `store_matrices`. count: registers per thread, a
-    multiple of 4."""
+    """Whole warp: load its 16 rows of a panelled tile in the layout of `store_matrices`, which is that of operand A of
+    mma.sync. count: registers per thread, a multiple of 4; four registers of each thread hold 32 bytes of all rows."""
     packed: list[Int32] = []
     for row_address in _matrix_row_addresses(address, tile, count):
         packed += cute.arch.inline_ptx(
@@ -73,8 +74,8 @@ def _matrix_row_addresses(address: Int32, tile: Tile, count: int) -> list[Int32]
     lane = cute.arch.lane_idx()
     row, right = lane % 8 + lane // 8 % 2 * 8, lane // 16
     own = Int32(address) + row * PANEL_ROW_BYTES + ((right ^ (row & 7)) << 4)
-    split = [divmod(4 * i, tile.panel_columns) for i in range(0, count, 4)]
-    return [(own ^ (column // 8 << 4)) + panel * tile.panel_bytes for panel, column in split]
+    split = [divmod(8 * i, PANEL_ROW_BYTES) for i in range(0, count, 4)]
+    return [(own ^ byte) + panel * tile.panel_bytes for panel, byte in split]
 
 
 def pack_pairs(accumulator: cute.Tensor, factors: list[Float32], dtype: type[cutlass.Numeric]) -> list[Int32]:

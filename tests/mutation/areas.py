@@ -372,7 +372,7 @@ NO_MISTAKES = (
     NoMistake("fa4/sm100/*/tiles.py", r"^: ", "rows of tuned numbers"),
     NoMistake("fa4/sm90/*/tiles.py", r"^: ", "rows of tuned numbers"),
     NoMistake("fa4/sm100/fwd/plan.py", r"^l2_group_of: ", "how many heads advance together is a matter of speed"),
-    NoMistake("fa4/sm90/fwd/plan.py", r"^l2_groups: ", "how many heads advance together is a matter of speed"),
+    NoMistake("fa4/fwd/l2_groups.py", r"^l2_groups: ", "how many heads advance together is a matter of speed"),
 )
 
 

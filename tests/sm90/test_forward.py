@@ -11,11 +11,11 @@ from warpcheck.machine import Checks
 
 from fa4.core.order import Order
 from fa4.emulator import emulate
+from fa4.fwd.variant import Schedule
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.runtime import device
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
-from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Sm90Forward, configure
 from fa4.sm90.fwd.tiles import ForwardTiles, tiles_for

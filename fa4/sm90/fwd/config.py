@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 
 from ...fwd.launch import ForwardContext
-from ...fwd.variant import ForwardVariant, KvLoad, OutStore
+from ...fwd.variant import ForwardVariant, KvLoad, OutStore, Schedule
 from ...pipeline.fragment import ROWS_PER_WARP
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
@@ -41,14 +41,6 @@ REGS = {
 }
 OTHER_REGS = 32  # of a consumer thread, beside tiles
 STAGES_OF_GATHERED = 3  # minimum for gathered rows; see the gather role
-
-
-class Schedule(enum.Enum):
-    """Assignment of work tiles to CTAs."""
-
-    SINGLE = "one tile a CTA"
-    PACKED = "one tile a CTA, for packed sequences only as many as their rows may need"
-    PERSISTENT = "as many CTAs as fit, each takes tiles in snake order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ...core.order import even_l2_groups
 from ...fwd import plan
-from ...fwd.plan import LaunchSizes, Scalars, work_tiles
+from ...fwd.l2_groups import l2_groups
+from ...fwd.plan import LaunchSizes, Scalars, packed_heads_of_one, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
-from ...fwd.variant import ForwardVariant
 from ...pipeline.fragment import ROWS_PER_WARP
 from ...runtime import plan as plans
 from ...runtime.choice import columns, given
@@ -18,10 +17,6 @@ from ..wgmma import ROWS
 from .config import Sm90ForwardConfig
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
-
-MANY = LaunchSizes._field_defaults["most_l2_groups"]
-# Share of L2 for K and V of a larger last L2 group. On an H100, 62 MB are 1.4 % slower than 32 MB (d128, 2k keys).
-LAST_SHARE = 0.64
 
 
 class Sm90Forward(plan.ForwardDirection[Sm90ForwardConfig]):
@@ -74,11 +69,6 @@ def packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) 
     return math.gcd(spec.group, ROWS_PER_WARP) if is_short or tiles.packs_heads else 1
 
 
-def packed_heads_of_one(spec: AttentionSpec) -> int:
-    """Return the query heads per tile of 64 rows."""
-    return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
-
-
 def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:
     """Return the number of key parts per work tile (split-KV)."""
     if tiles.splits is not None:
@@ -92,59 +82,6 @@ def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forw
     eighths = 8 if is_nvfp4 else 7 if tiles.kv8_stages else 6
     slots = chip.sms * eighths // 8 if tiles.consumers == 1 else chip.sms // tiles.ctas
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
-
-
-def _lengths_of_tiles_differ(spec: AttentionSpec) -> bool:
-    return spec.has_blocks or (spec.window_right is not None and spec.window_left is None)
-
-
-def _l2_pairs(spec: AttentionSpec, extent: ProblemSize, cfg: ForwardVariant) -> tuple[int, int]:
-    """Return the number of (head, sequence) pairs, and bytes of K and V for each."""
-    pairs = spec.heads_q // cfg.packed_heads * (1 if cfg.has_packed_order else extent.batch)
-    keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
-    return pairs, max(keys * cfg.packed_heads // spec.group, 1)
-
-
-def l2_group_of_single(spec: AttentionSpec, extent: ProblemSize, cfg: ForwardVariant, nbytes: int) -> int:
-    """Return the size of an L2 group, see `l2_groups`, with one CTA, or pair of CTAs, per tile. nbytes: of K and V."""
-    if not _lengths_of_tiles_differ(spec):
-        return 1
-    pairs, per_pair = _l2_pairs(spec, extent, cfg)
-    return -(-pairs // -(-pairs * per_pair // nbytes))
-
-
-def l2_groups(
-    spec: AttentionSpec, extent: ProblemSize, chip: Chip, cfg: ForwardVariant, tiles: ForwardTiles
-) -> tuple[int, int]:
-    """Return the size of an L2 group, the (head, sequence) pairs that advance together, and the maximum number of
-    groups. Longest tiles are first (also for block lists). The size is 1 if all tiles have the same length.
-
-    With one CTA per tile, a group has as many pairs as fit in L2, and groups have equal sizes. A persistent grid runs
-    in snake order in whole rounds, so every CTA gets the same share of each group. Its groups are as small as possible,
-    so CTAs read new K and V at different times. Only the last group may be larger, within the L2 limit.
-    """
-    if not cfg.persistent:
-        return l2_group_of_single(spec, extent, cfg, int(tiles.l2_share * chip.l2)), MANY
-    if not _lengths_of_tiles_differ(spec):
-        return 1, MANY
-    pairs, per_pair = _l2_pairs(spec, extent, cfg)
-    concurrent_tiles = chip.sms // cfg.ctas
-    round_trip = 2 * concurrent_tiles
-    m_blocks = -(-extent.max_seqlen_q * cfg.packed_heads // cfg.rows)
-    l2_group = round_trip // math.gcd(round_trip, m_blocks)
-    if tiles.l2_group is not None and tiles.l2_group % l2_group == 0:
-        l2_group = tiles.l2_group
-    elif tiles.l2_group is not None and round_trip % (m_blocks * tiles.l2_group) == 0:
-        return tiles.l2_group, MANY
-    l2_group = min(l2_group, pairs)
-    if spec.has_blocks or m_blocks == 1:
-        return l2_group, MANY
-    last = [min(extent.max_seqlen_q, -(-(i + 1) * cfg.rows // cfg.packed_heads)) for i in reversed(range(m_blocks))]
-    key_counts = [row + extent.max_seqlen_k - extent.max_seqlen_q for row in last]
-    lengths = [max(-(-keys // cfg.tile_n), 0) for keys in key_counts]
-    return l2_group, even_l2_groups(
-        l2_group, pairs, min(int(LAST_SHARE * chip.l2) // per_pair, pairs), lengths, concurrent_tiles
-    )
 
 
 class Plan(plans.ForwardBackwardPlan):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ...fwd.variant import padded_heads_of
+from ...fwd.variant import Schedule, padded_heads_of
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import (
     BLOCKS,
@@ -28,7 +28,6 @@ from ...runtime.conditions import (
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
-from .config import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from ...fwd import plan as forward
-from ...fwd.plan import LaunchSizes, Scalars, work_tiles
+from ...fwd.plan import LaunchSizes, Scalars, packed_heads_of_one, work_tiles
 from ...fwd.splits import blocks_of_part, choose_splits
 from ...runtime import plan
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
-from ..fwd.plan import packed_heads_of_one
 from ..wgmma import ROWS
 from .config import TILE_N, LatentConfig
 from .kernel import KERNEL

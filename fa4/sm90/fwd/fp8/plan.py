@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ....fwd import plan as forward
 from ....fwd.kernels import transpose
+from ....fwd.l2_groups import l2_groups
 from ....fwd.plan import LaunchSizes, Scalars
 from ....fwd.variant import RESCALE_THRESHOLD_8BIT
 from ....mods.ir.record import Mods
@@ -16,7 +17,6 @@ from ....runtime import jit, plan
 from ....runtime.device import Chip
 from ....runtime.memory import empty
 from ....runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
-from ..plan import l2_groups
 from ..tiles import ForwardTiles
 from .config import CONSUMERS, Fp8Config
 from .kernel import KERNEL

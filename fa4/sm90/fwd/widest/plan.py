@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ....fwd import plan as forward
-from ....fwd.plan import LaunchSizes, Scalars, work_tiles
+from ....fwd.l2_groups import l2_group_of_single
+from ....fwd.plan import LaunchSizes, Scalars, packed_heads_of_one, work_tiles
 from ....fwd.splits import blocks_of_part, choose_splits
 from ....runtime import plan
 from ....runtime.device import Chip
 from ....runtime.spec import AttentionSpec, ProblemSize
 from ...wgmma import ROWS
-from ..plan import l2_group_of_single, packed_heads_of_one
 from .config import CONSUMERS, TILE_N, Sm90WidestConfig
 from .kernel import KERNEL
 
