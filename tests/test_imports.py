@@ -17,7 +17,7 @@ LAYERS = (
     ("core", "mods.frontend"),
     ("fallback", "pipeline"),
     ("fwd", "bwd"),
-    ("sm80", "sm90", "sm100", "torch_ops"),
+    ("sm80", "sm90", "sm100", "sm120", "torch_ops"),
     ("distributed", "kvcache"),
     ("api", "masks", "scores"),
     ("compat", "integrations", "oracle"),
@@ -25,7 +25,7 @@ LAYERS = (
     ("cli",),
     ("__main__",),
 )
-CHIPS = ("sm80", "sm90", "sm100")
+CHIPS = ("sm80", "sm90", "sm100", "sm120")
 SHARED = ("core", "fwd", "bwd", "pipeline")
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 

@@ -221,6 +221,29 @@ _SM100_MXFP8 = replace(
     least_queries=_LEAST_QUERIES_OF_BLOCKS,
 )
 
+_SM120 = replace(
+    _SM90,
+    name="sm120",
+    summary="CuTe DSL, mma.sync and TMA: consumer Blackwell GPUs",
+    chips="sm_120 or sm_121",
+    on=lambda chip: chip.number in (120, 121),
+    head_dims=HeadDims(multiple=8, largest=128),
+    features=_SM90.features - _CACHE_FEATURES,
+    module="fa4.sm120.fwd.plan",
+    limits=_LIMITS,
+    backward=_SM80.name,
+)
+_SM120_MXFP8 = replace(
+    _SM100_MXFP8,
+    name="sm120",
+    summary="the same, products of e4m3 with scales of blocks of 32 numbers",
+    chips=_SM120.chips,
+    on=_SM120.on,
+    head_dims=HeadDims(multiple=16, largest=128),
+    module="fa4.sm120.fwd.plan",
+    least_queries=1,
+)
+
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     _SM100,
@@ -238,6 +261,8 @@ BACKENDS: tuple[Backend, ...] = (
     _SM100_FP8_TRAINING,
     _SM100_MXFP8_TRAINING,
     _SM100_MXFP8,
+    _SM120,
+    _SM120_MXFP8,
     _SM80,
     Backend(
         name="torch",

@@ -188,8 +188,12 @@ ARRAYS = {
         # Hopper's own backward of wide heads takes calls without functions alone.
         Array("training-wide", _TRAINING.without(**_NOT_WIDE).native("sm90"), 2, backends=("sm90",)),
         Array("inference", _INFERENCE, 2, native=(BACKENDS,)),
+        # Heads of at most 128 columns, which alone have kernels of consumer Blackwell.
+        Array("training-sm120", _TRAINING.native("sm120"), 2, backends=("sm120",), beside=("training",)),
+        Array("inference-sm120", _INFERENCE.native("sm120"), 2, backends=("sm120",), beside=("inference",)),
         # How rows of a cache come to the matrix unit follows from these together.
         Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
+        Array("caches-sm120", _CACHES.native("sm120"), 2, backends=("sm120",), beside=("caches",)),
         Array("caches-sm100", _CACHES.native("sm100"), 2, backends=("sm100",), beside=("caches",)),
         # Numbers of 4 bits come to the matrix unit by kernels of their own.
         Array(
@@ -208,9 +212,9 @@ ARRAYS = {
         # Rows of 656 bytes with functions, which the portable kernels take.
         Array("caches-rows", _CACHES.with_levels(**_LATENT_ROWS), 2, backends=("sm80",)),
         # Calls on e4m3 tensors, and those that a kernel of a chip multiplies as such.
-        Array("eight-bits", EIGHT_BITS, 2, backends=("sm90", "sm100")),
+        Array("eight-bits", EIGHT_BITS, 2, backends=("sm90", "sm100", "sm120")),
         Array("eight-bits-multiplied", EIGHT_BITS.with_levels(**_MULTIPLIED), 2, backends=("sm90",)),
-        Array("training-in-eight-bits", TRAINING_IN_EIGHT_BITS, 2, backends=("sm90", "sm100")),
+        Array("training-in-eight-bits", TRAINING_IN_EIGHT_BITS, 2, backends=("sm90", "sm100", "sm120")),
         Array(
             "training-in-eight-bits-sm100",
             TRAINING_IN_EIGHT_BITS.with_levels(**_MULTIPLIED_BACKWARD),
@@ -224,7 +228,7 @@ ARRAYS = {
             backends=("sm100",),
         ),
         Array("eight-bits-sm100", EIGHT_BITS.with_levels(**_BY_HEADS, head_dim=_BY_16), 2, backends=("sm100",)),
-        Array("eight-bits-scaled", EIGHT_BITS.with_levels(**_SCALED), 2, backends=("sm100",)),
+        Array("eight-bits-scaled", EIGHT_BITS.with_levels(**_SCALED), 2, backends=("sm100", "sm120")),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )

@@ -12,7 +12,7 @@ from tests.covering.model import Row
 from tests.covering.run import BUILD
 from tests.forget import forget_calls
 
-NUMBERS = {"sm80": 80, "sm90": 90, "sm100": 100}  # of the chips whose own backends these are
+NUMBERS = {"sm80": 80, "sm90": 90, "sm100": 100, "sm120": 120}  # of the chips whose own backends these are
 
 
 class _Landed(BaseException):

@@ -23,7 +23,7 @@ from tests.covering.model import Row
 from tests.forget import forget_calls
 from tests.poisoned import fresh_memory_is_poison
 
-OWN = {"sm_80": "sm80", "sm_90a": "sm90", "sm_100a": "sm100"}
+OWN = {"sm_80": "sm80", "sm_90a": "sm90", "sm_100a": "sm100", "sm_120a": "sm120"}
 CHIPS = tuple(OWN)
 BUILD: dict[str, Callable[..., Any]] = {
     "calls": calls.build,

@@ -68,7 +68,8 @@ def load_block(context: Any, name: str, work: Work, block: Int32, cursor: Cursor
     """Load a block of K ("k") or V ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
-    region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.converts_kv else (name.upper(), cfg.dtype)
+    region = f"{name.upper()} bytes" if cfg.converts_kv else name.upper()
+    dtype = cfg.dtype if tma.tile.bits == cfg.dtype.width else Uint8
     ptr = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
     cursor.wait()
     cursor.expect_tx(tma.tile.nbytes)

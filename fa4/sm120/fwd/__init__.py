@@ -1,0 +1,1 @@
+"""Forward of consumer Blackwell. Start with `kernel`."""

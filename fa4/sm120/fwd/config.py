@@ -1,0 +1,146 @@
+"""Compile-time configuration of the forward kernel, the shapes that follow from it, and the context of the roles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...fwd.device.consumer import ROWS
+from ...fwd.launch import ForwardContext
+from ...fwd.variant import ForwardVariant, OutStore, Schedule
+from ...pipeline.fragment import ROWS_PER_WARP
+from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.smem import Tile
+from ...runtime.spec import MX_BLOCK
+from ..mma import WarpMma
+
+BARRIER_BYTES = 512  # upper bound for all mbarriers, in the smem budget
+# Number of consumers -> registers per thread of (consumers, load warp). A single consumer keeps its start registers.
+REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
+OTHER_REGS = 56  # of a consumer thread, beside tiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm120ForwardConfig(ForwardVariant):
+    """Compile-time configuration; the fields are the compile key.
+
+    consumers: groups of four warps that compute; each has 64 rows of the work tile. most_stages: upper bound of K
+    stages and of V stages.
+
+    Raises:
+        ValueError: the tiles do not fit in shared memory or registers.
+    """
+
+    consumers: int
+    most_stages: int
+    schedule: Schedule
+    ctas: ClassVar[int] = 1
+    seq_bounded_q: ClassVar[bool] = False  # results of rows behind a sequence's end are not used
+
+    def __post_init__(self) -> None:
+        if self.used_regs > self.regs[0]:
+            raise ValueError(f"{self.used_regs} registers of tiles are too many for {self.consumers} consumers")
+        if self.stages < 1:
+            raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a work tile."""
+        return self.consumers * ROWS
+
+    @property
+    def regs(self) -> tuple[int, int]:
+        """Registers per thread of (consumers, load warp)."""
+        return REGS[self.consumers]
+
+    @property
+    def mma(self) -> WarpMma:
+        return WarpMma(self.operand_dtype)
+
+    @property
+    def o_columns(self) -> int:
+        """Columns of O in registers."""
+        return -(-self.head_dim_v // 16) * 16
+
+    @property
+    def q_regs(self) -> int:
+        """Registers of Q of a thread."""
+        return 4 * self.mma.steps(self.head_dim)
+
+    @property
+    def used_regs(self) -> int:
+        """Registers of O, S and Q of a thread, and others."""
+        return self.o_columns // 2 + self.tile_n // 2 + self.q_regs + OTHER_REGS
+
+    @property
+    def q_tile(self) -> Tile:
+        """Q rows of one consumer."""
+        return Tile(ROWS, self.head_dim, self.operand_dtype.width, slots=self.q_slots)
+
+    @property
+    def k_tile(self) -> Tile:
+        return Tile(self.tile_n, self.head_dim, self.kv_bits)
+
+    @property
+    def v_tile(self) -> Tile:
+        return Tile(self.tile_n, self.head_dim_v, self.kv_bits)
+
+    @property
+    def o_tile(self) -> Tile:
+        """O rows of one warp, which it stores by itself."""
+        return Tile(ROWS_PER_WARP, self.head_dim_v)
+
+    @property
+    def out_store(self) -> OutStore:
+        """Direct for float32 O and single rows; else over Q, which is in registers."""
+        return OutStore.DIRECT if self.split or self.consumers == 1 else OutStore.TMA_OVER_Q
+
+    @property
+    def o_bytes(self) -> int:
+        """Bytes of the staged O of one consumer."""
+        return 0 if self.out_store is OutStore.DIRECT else WARPS_PER_WARPGROUP * self.o_tile.nbytes
+
+    @property
+    def q_step(self) -> int:
+        """Bytes between the Q tiles, and the staged O, of consecutive consumers."""
+        return max(self.q_tile.nbytes, self.o_bytes)
+
+    @property
+    def stages(self) -> int:
+        """K stages; V has as many."""
+        free = self.smem_bytes - self.consumers * self.q_step - BARRIER_BYTES
+        return min(free // (self.k_tile.nbytes + self.v_tile.nbytes), self.most_stages)
+
+    @property
+    def scale_words(self) -> int:
+        """Words of the scales of K, and of V, of a key block that a thread holds."""
+        return self.tile_n // MX_BLOCK
+
+    @property
+    def largest_p(self) -> int:
+        return 8 if self.operands is not None else 0
+
+    @property
+    def persistent(self) -> bool:
+        return self.schedule is Schedule.PERSISTENT
+
+    @property
+    def snake(self) -> bool:
+        return self.persistent
+
+    @property
+    def has_packed_order(self) -> bool:
+        """Varlen sequences with one tile each have `Schedule.SINGLE`."""
+        return self.schedule is Schedule.PACKED
+
+    @property
+    def seq_bounded_o(self) -> bool:
+        """True for varlen: rows behind a sequence's end belong to another sequence, so stores end with the sequence."""
+        return self.varlen
+
+
+@dataclass(frozen=True, slots=True)
+class Sm120ForwardContext(ForwardContext):
+    """Arguments of a role's body."""
+
+    cfg: Sm120ForwardConfig

@@ -1,0 +1,97 @@
+"""Forward plan: from a specification to a configuration and the order of work tiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...fwd import plan
+from ...fwd.device.consumer import ROWS
+from ...fwd.l2_groups import l2_groups
+from ...fwd.plan import LaunchSizes, Scalars, packed_heads_of_one, work_tiles
+from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
+from ...fwd.variant import RESCALE_THRESHOLD_8BIT
+from ...mods.ir.record import Mods
+from ...pipeline.fragment import ROWS_PER_WARP
+from ...runtime import plan as plans
+from ...runtime.choice import columns, given
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
+from .config import Sm120ForwardConfig
+from .kernel import KERNEL
+from .tiles import ForwardTiles, tiles_for
+
+
+class Sm120Forward(plan.ForwardDirection[Sm120ForwardConfig]):
+    """Forward plan on sm_120 and sm_121. tiles: replaces the row of the tile table, for tuning."""
+
+    kernel = KERNEL
+
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
+        self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)
+        tiles = self.choice.row
+        if spec.operands is not None:
+            tiles = replace(tiles, rescale_threshold=RESCALE_THRESHOLD_8BIT)
+        packed = _packed_heads(spec, extent, tiles)
+        self.splits = _splits(spec, extent, chip, tiles, packed)
+        cfg = Sm120ForwardConfig(
+            **Sm120ForwardConfig.options(spec, packed, self.splits),
+            **columns(tiles, Sm120ForwardConfig),
+            smem_bytes=chip.smem_per_block - (JOINING_BYTES if self.splits > 1 else 0),
+        )
+        l2_group, most = l2_groups(spec, extent, chip, cfg, tiles)
+        part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
+        sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks, most)
+        super().__init__(chip, cfg, Scalars.of(spec), sizes)
+        if cfg.has_block_scales:  # other launches need no further frame
+            self.launch = self._launch_with_scales  # type: ignore[assignment, method-assign]
+
+    def _launch_with_scales(
+        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None, cache: Cache
+    ) -> None:
+        scales = {name: _as_bytes(getattr(cache, name)) for name in ("q_scales", "k_scales", "v_scales")}
+        super().launch(inputs, out, lse, mods, cache._replace(**scales))
+
+    def __str__(self) -> str:
+        cfg = self.cfg
+        parts = f"keys in {self.splits} parts, " if cfg.split else ""
+        return (
+            f"forward {self.choice.name}: {cfg.rows} x {cfg.tile_n}, {cfg.stages} K/V stages, {cfg.packed_heads} heads "
+            f"packed, {parts}rescale threshold {cfg.rescale_threshold:g}, {cfg.schedule.name.lower()} "
+            f"({self.choice.reason})"
+        )
+
+
+def _as_bytes(scales: Tensor) -> Tensor:
+    """Return scales as (batch, entries, heads, columns), of packed sequences with a batch of 1, as the kernel reads
+    them."""
+    scales = scales.view(torch.uint8).contiguous()
+    scales = scales if scales.ndim == 4 else scales[None]
+    return scales if scales.data_ptr() % 16 == 0 else scales.clone()
+
+
+def _packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) -> int:
+    """Return the query heads per tile (pack_gqa)."""
+    if spec.has_blocks:
+        return 1  # query heads may have blocks of their own
+    if tiles.consumers == 1:
+        return packed_heads_of_one(spec)
+    is_short = 2 * extent.max_seqlen_q <= tiles.consumers * ROWS
+    return math.gcd(spec.group, ROWS_PER_WARP) if is_short else 1
+
+
+def _splits(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles, packed: int) -> int:
+    """Return the number of key parts per work tile (split-KV)."""
+    if spec.has_blocks:
+        return 1
+    count = work_tiles(spec, extent, packed, tiles.consumers * ROWS)
+    return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms)
+
+
+class Plan(plans.ForwardBackwardPlan):
+    """Plan of the forward alone."""
+
+    directions = Sm120Forward, None

@@ -1,0 +1,64 @@
+"""Tile table of the forward: tuned values, each row with its condition and its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from ...fwd.device.consumer import ROWS
+from ...fwd.variant import Schedule, padded_heads_of
+from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
+from ...runtime.conditions import BLOCKS, SHARED, VARLEN, TuningCase, head_dims
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionSpec, ProblemSize
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """Columns of the table of tiles; `Sm120ForwardConfig` explains them. l2_group: see `fwd.l2_groups`."""
+
+    consumers: int
+    tile_n: int
+    most_stages: int = 4
+    rescale_threshold: float = 8.0
+    l2_group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardTiles(TileShape):
+    """Tuned values of a problem. l2_share: share of the L2 for K and V of an L2 group, for a grid with one CTA per
+    tile."""
+
+    schedule: Schedule = Schedule.PERSISTENT
+    l2_share: float = 0.5
+
+
+def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
+    """True if all query rows of a key/value head fit in one consumer, or if results must not depend on the batch."""
+    return spec.batch_invariant or extent.max_seqlen_q * padded_heads_of(spec.group) <= ROWS
+
+
+FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), "many query rows")
+_REASONED = "by reasoning"
+TILES = (
+    Rule("few queries", FEW, TileShape(1, 64), _REASONED),
+    Rule("lists of blocks", BLOCKS, TileShape(2, 64), "blocks have multiples of 128 rows"),
+    Rule("head_dim <= 64", head_dims(64), TileShape(3, 64), _REASONED),
+    Rule("head_dim <= 128", OTHERWISE, TileShape(2, 64), _REASONED),
+)  # fmt: skip
+SEVERAL_TILES = Condition(
+    "several tiles a sequence", lambda case: case.extent.max_seqlen_q * case.spec.group > case.tile_rows
+)
+SCHEDULES = (
+    Rule("packed", VARLEN & SEVERAL_TILES, Schedule.PACKED, _REASONED),
+    Rule("single, varlen", VARLEN, Schedule.SINGLE, "as several tiles, which need no search for their sequence"),
+    Rule("single, block mask", BLOCKS, Schedule.SINGLE, "tiles differ in length by what the mask lists"),
+    Rule("single, shared chip", SHARED, Schedule.SINGLE, "a persistent grid would end late"),
+    Rule("persistent", OTHERWISE, Schedule.PERSISTENT, _REASONED),
+)  # fmt: skip
+
+
+def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize) -> Choice[ForwardTiles]:
+    """Return the tuned values of a problem on a chip."""
+    tiles = choose(TILES, TuningCase(spec, chip, extent))
+    schedule = choose(SCHEDULES, TuningCase(spec, chip, extent, tiles.row.consumers * ROWS))
+    return Choice(ForwardTiles(**asdict(tiles.row) | {"schedule": schedule.row}), (tiles, schedule))
