@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from warpcheck.machine.record import Record
 
 from fa4.emulator import cudnn
 from fa4.runtime import dispatch
-from fa4.runtime.device import chip_of
-from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
+from fa4.runtime.device import Chip, chip_of
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize, Saved
 from fa4.torch_ops import run
 from fa4.torch_ops.descales import Descales, ones, operand_factors
 from fa4.torch_ops.low_precision import Precision
@@ -27,7 +28,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """direction: "fwd" or "bwd". operands: e4m3 q, k and v; None for bfloat16."""
+    """direction: "fwd" or "bwd". operands: e4m3 q, k and v; None for bfloat16. keys: of a sequence, if they are not as
+    many as its queries."""
 
     direction: str
     batch: int
@@ -38,11 +40,13 @@ class Problem:
     causal: bool
     deterministic: bool = False
     operands: Operands | None = None
+    keys: int | None = None
 
     @property
     def pairs(self) -> float:
-        """Visible pairs of a query and a key, over all heads."""
-        of_head = self.seqlen * (self.seqlen + 1) / 2 if self.causal else float(self.seqlen) ** 2
+        """Visible pairs of a query and a key, over all heads. A causal mask is aligned to the end of both sides."""
+        keys = self.seqlen if self.keys is None else self.keys
+        of_head = self.seqlen * (keys - (self.seqlen - 1) / 2) if self.causal else float(self.seqlen) * keys
         return self.batch * self.heads * of_head
 
     @property
@@ -126,30 +130,57 @@ def spec_of(problem: Problem) -> AttentionSpec:
     )  # fmt: skip
 
 
-def _with_tiles(problem: Problem, tiles: Any) -> Attend:
+def own_plan(problem: Problem, chip: Chip, queries: int, keys: int, tiles: Any = None, backend: str = "auto") -> Any:
+    """Return our plan. tiles: a row of the table of the problem's direction, instead of the problem's own."""
+    what = spec_of(problem), ProblemSize(problem.batch, queries, keys), chip
+    plan: Any = dispatch.plan(*what, backend)
+    if tiles is None:
+        return plan
+    if problem.direction == "fwd":
+        return type(plan)(*what, forward_tiles=tiles)
+    made = type(plan)(*what)
+    made.take_backward(SimpleNamespace(_backward=type(plan._backward)(*what, tiles)))
+    return made
+
+
+def _call(problem: Problem, tiles: Any, backend: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionInputs, Any]:
+    """Return the arguments of `run`, and our plan of one sequence with the given row of the table."""
+    problem = replace(problem, batch=1, heads=q.shape[2])
+    inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+    return inputs, own_plan(problem, chip_of(q.device), q.shape[1], k.shape[1], tiles, backend)
+
+
+def _forward_of_plan(problem: Problem, tiles: Any, backend: str = "auto") -> Attend:
     """Our forward with a row of its table that another extent would not get."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
-        spec = spec_of(replace(problem, heads=q.shape[2]))
-        what = spec, ProblemSize(1, q.shape[1], k.shape[1]), chip_of(q.device)
-        made: Any = type(dispatch.plan(*what))
-        plan = made(*what, forward_tiles=tiles)
-        inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
-        factors = None if spec.operands is None else operand_factors(inputs, Descales(), spec.operands)
-        return run.forward(inputs, spec, plan, cache=factors)[0]
+        inputs, plan = _call(problem, tiles, backend, q, k, v)
+        operands = plan.spec.operands
+        factors = None if operands is None else operand_factors(inputs, Descales(), operands)
+        return run.forward(inputs, plan.spec, plan, cache=factors)[0]
 
     return attend
 
 
+def _backward_of_plan(
+    problem: Problem, tiles: Any, backend: str, q: Tensor, k: Tensor, v: Tensor, dout: Tensor
+) -> None:
+    """Run our backward with a row of its table, after any forward: values take no time."""
+    inputs, plan = _call(problem, tiles, backend, q, k, v)
+    lse = torch.full((1, q.shape[2], q.shape[1]), 8.0)
+    run.backward(inputs, plan.spec, plan, Saved(torch.randn_like(dout), lse, dout))
+
+
 @functools.lru_cache(maxsize=64)
 def recorded(
-    chip: str, package: str, problem: Problem, sms: int, shape: Shape, tiles: Any = None
+    chip: str, package: str, problem: Problem, sms: int, shape: Shape, tiles: Any = None, backend: str = "auto"
 ) -> tuple[Record, ...]:
     """Each launch of the problem's direction. Of `problem` its batch and heads do not matter, and its seqlen only if
-    the package has kernels for long sequences. tiles: of our forward [default: the shape's]."""
+    the package has kernels for long sequences. tiles: row of our table of the direction [default: the shape's].
+    backend: ours, with tiles."""
     attend, extra = PACKAGES[package].attend, PACKAGES[package].options
-    if tiles is not None:
-        attend = _with_tiles(problem, tiles)
+    if tiles is not None and problem.direction == "fwd":
+        attend = _forward_of_plan(problem, tiles, backend)
     generator = torch.Generator().manual_seed(0)
     is_backward = problem.direction == "bwd"
     if is_backward and problem.operands is not None:
@@ -163,6 +194,12 @@ def recorded(
         made = torch.randn(1, seqlen, shape.heads, columns, generator=generator).to(dtype)
         return (made.cuda() if extra else made).requires_grad_(is_backward)
 
+    if is_backward and tiles is not None:
+        with emulate(chip, timing=True, **options) as gpu:
+            q, k = normal(shape.queries, problem.head_dim), normal(shape.keys, problem.head_dim)
+            v, dout = normal(shape.keys, problem.head_dim_v), normal(shape.queries, problem.head_dim_v)
+            _backward_of_plan(problem, tiles, backend, *(x.detach() for x in (q, k, v, dout)))
+        return tuple(launch.record for launch in gpu.launches if launch.record is not None)
     with emulate(chip, timing=not is_backward, **options) as gpu:
         q, k = normal(shape.queries, problem.head_dim), normal(shape.keys, problem.head_dim)
         v = normal(shape.keys, problem.head_dim_v)

@@ -19,6 +19,8 @@ from warpcheck.timing.replay import Times, replay
 
 from fa4.emulator.attention import PACKAGES, Problem, Shape, recorded, spec_of
 from fa4.emulator.tile_schedule import TileSchedule, tile_schedule_of
+from fa4.emulator.warp_mma import CHIPS as WARP_MMA_CHIPS
+from fa4.emulator.warp_mma import replay_slots
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, ProblemSize
@@ -52,7 +54,7 @@ class Prediction:
     flops: over the unmasked pairs. clock: GHz. cost: of one CTA of the main kernel, which has the products. auxiliary:
     cycles of the kernels before and after it. busy: unit -> share of the steady state, the busiest first. times:
     replays of the main kernel. parts: of each main kernel, if there are several; the other fields but cycles are then
-    those of the first, and `busy` is the mean by cycles.
+    those of the first, and `busy` is the mean by cycles. resident: CTAs that a multiprocessor holds.
     """
 
     cycles: float
@@ -65,6 +67,7 @@ class Prediction:
     busy: dict[str, float]
     times: tuple[Times, ...]
     parts: tuple[Prediction, ...] = ()
+    resident: int = 1
 
     @staticmethod
     def together(parts: list[Prediction]) -> Prediction:
@@ -156,18 +159,25 @@ class _Replayed:
 
 def predict(
     problem: Problem, chip: str = "sm_100a", package: str = "fa4", clock: float | None = None, *,
-    timeline: bool = False, table: ChipTable | None = None,
+    timeline: bool = False, table: ChipTable | None = None, tiles: Any = None, backend: str = "auto",
 ) -> Prediction:  # fmt: skip
     """Predict self-attention with as many key/value heads as query heads, in bfloat16.
 
     package: a key of `attention.PACKAGES`. clock: GHz [default: the table's]. timeline: keep the intervals of each
-    unit. table: [default: the chip's].
+    unit. table: [default: the chip's]. tiles: row of fa4's table of the direction [default: the problem's]. backend: of
+    fa4. Both only on sm_120a and sm_121a.
 
     Raises:
         ValueError: no tiles are listed for the chip or head dim.
         RuntimeError: the kernel's tiles are not those of the schedule.
     """
     table = table or chip_table(chip)
+    if chip in WARP_MMA_CHIPS:
+        clock = clock or table.clock_of(problem.direction)
+        return _of_slots(problem, table, package, clock, tiles, backend, timeline)
+    if tiles is not None or backend != "auto" or problem.keys is not None:
+        chips = " and ".join(WARP_MMA_CHIPS)
+        raise ValueError(f"other tiles, backends and numbers of keys are predicted on {chips} only")
     if chip == "sm_90a" and (problem.causal or problem.direction == "bwd"):
         raise ValueError(f"causal forwards and backwards on {chip} are not predicted: tiles change with the length")
     rows = _rows_of(package)
@@ -191,6 +201,21 @@ def predict(
         ctas = _CTAS.get(problem.head_dim, 1)
         replayed = _forward(table, package, small, timeline, rows[chip, problem.head_dim] * ctas, ctas)
     return _whole(problem, table, package, replayed, clock or table.clock_of(problem.direction))
+
+
+def _of_slots(
+    problem: Problem, table: ChipTable, package: str, clock: float, tiles: Any, backend: str, timeline: bool
+) -> Prediction:
+    """Predict kernels of which a multiprocessor may hold several CTAs."""
+    if problem.deterministic and problem.direction == "bwd":
+        raise ValueError(f"deterministic backwards on {table.chip} are not predicted")
+    replays = replay_slots(problem, table, package, tiles, backend, timeline)
+    auxiliary = sum(_by_bytes(times, problem, table, replays.shapes[1]) for times in replays.others)
+    return Prediction(
+        replays.cycles(problem, table.sms) + auxiliary, problem.flops, clock, CtaCost.fitted(replays.samples),
+        len(replays.work(problem)), replays.schedule.scheduler, auxiliary,
+        steady(replays.times, replays.samples, CtaCost.fitted), replays.times, resident=replays.schedule.resident,
+    )  # fmt: skip
 
 
 def _plan(problem: Problem, chip: str) -> Any:
@@ -292,10 +317,11 @@ def _l2_group(problem: Problem) -> int:
     return 1 << (max(1, _L2_GROUP_BYTES // a_head).bit_length() - 1)
 
 
-def _by_bytes(times: Times, problem: Problem, table: ChipTable) -> float:
-    """Return the cycles of a kernel that moves memory: its latency, and its bytes at the bandwidth of DRAM."""
+def _by_bytes(times: Times, problem: Problem, table: ChipTable, shape: Shape = _AUXILIARY) -> float:
+    """Return the cycles of a kernel that moves memory: its latency, and its bytes at the bandwidth of DRAM. shape: that
+    was replayed."""
     rows = problem.batch * problem.heads * problem.seqlen
-    moved = times.global_bytes * rows / _AUXILIARY.queries / table.sms
+    moved = times.global_bytes * rows / (shape.queries * shape.heads) / table.sms
     numbers = table.numbers
     return numbers["launch"].value + times.cycles + moved / numbers["dram_bytes"].value
 

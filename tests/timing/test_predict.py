@@ -7,17 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from warpcheck.timing.chips import GPUS
 from warpcheck.timing.code import assembler
 from warpcheck.timing.grid import CtaCost, Sample
 from warpcheck.timing.sass.code import nvdisasm
 
 from bench.compare import load, read_rows
 from bench.predicted import predicted_row, tables
+from bench.predicted_consumer import tables as consumer_tables
 from bench.run import main as bench
 from bench.suites import square
 from fa4.emulator.attention import Problem
 from fa4.emulator.predict import predict, steady
 from fa4.emulator.timing import main
+from fa4.sm80.tiles import BackwardTiles, ForwardTiles
 
 
 def machine_code_is_readable():
@@ -73,6 +76,44 @@ def test_hopper_is_predicted_with_pairs_of_ctas_and_without(problem):
     assert ctas == (2 if problem.seqlen == 3000 else 1)
     assert found.tiles == problem.batch * problem.heads * -(-problem.seqlen // rows)
     assert found.times[0].sms == ctas and 0 < found.tflops < 989
+
+
+D128 = Problem("fwd", batch=8, seqlen=4096, heads=16, head_dim=128, head_dim_v=128, causal=False)
+OF_SLOTS = [  # GPU, problem, tiles of the portable kernels, CTAs of a multiprocessor, cycles
+    ("RTX 5090", D128, ForwardTiles(128, 64, 4, 1, 2), 1, 1.443e7),
+    ("RTX 5090", replace(D128, causal=True), ForwardTiles(64, 64, 4, 1, 2), 2, 6.65e6),
+    ("GB10", D128, ForwardTiles(64, 64, 4, 1, 2), 2, 2.924e7),
+    ("GB10", replace(D128, direction="bwd"), BackwardTiles(64, 64, 1, (2, 2), (2, 2), (2, 2)), 1, 1.268e8),
+]
+
+
+@needs_machine_code
+@pytest.mark.parametrize(("gpu", "problem", "tiles", "resident", "cycles"), OF_SLOTS)
+def test_portable_kernels_on_consumer_blackwell_stay_as_predicted(gpu, problem, tiles, resident, cycles):
+    found = predict(problem, GPUS[gpu].chip, table=GPUS[gpu], tiles=tiles, backend="sm80")
+    assert found.cycles == pytest.approx(cycles, rel=0.02)
+    assert found.resident == resident and found.times[0].source == "machine code"
+    assert found.times[0].untied == (0, 0, 0)
+    assert found.flops / found.cycles < GPUS[gpu].sms * GPUS[gpu].numbers["mma_flops"].value
+    assert (found.auxiliary > 0) == (problem.direction == "bwd")
+
+
+@needs_machine_code
+def test_a_grid_of_fewer_tiles_than_multiprocessors_has_one_cta_on_each():
+    options = {"tiles": ForwardTiles(64, 64, 4), "backend": "sm80"}
+    small = replace(D128, batch=1, heads=5, seqlen=2048)
+    alone, shared = (predict(p, "sm_120a", **options) for p in (small, replace(small, heads=10)))
+    assert (alone.resident, shared.resident) == (1, 2)
+    assert alone.cycles < shared.cycles
+
+
+def test_another_number_of_keys_is_predicted_on_consumer_blackwell():
+    options = {"tiles": ForwardTiles(128, 64, 4, 1, 2), "backend": "sm80"}
+    square, wide = (predict(p, "sm_120a", **options) for p in (D128, replace(D128, keys=8192)))
+    assert wide.flops == 2 * square.flops and wide.tiles == square.tiles
+    assert 1.9 * square.cycles < wide.cycles < 2 * square.cycles
+    with pytest.raises(ValueError, match="sm_120a and sm_121a"):
+        predict(replace(D64, keys=8192))
 
 
 def test_rows_are_marked_and_compared(tmp_path):
@@ -141,10 +182,24 @@ def test_the_command_says_predicted_and_draws(tmp_path):
     assert json.loads(drawing.read_text())["traceEvents"]
 
 
-@pytest.mark.parametrize("arguments", [["--head-dim", "80"], ["--chip", "sm_90a", "--causal"]])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_the_command_names_a_gpu(direction):
+    arguments = [direction, "--gpu", "GB10", "--seqlen", "2048", "--head-dim", "64", "--causal", "--backend", "sm80"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert "on GB10, sm_121a, predicted" in done.output and "at 2.4 GHz" in done.output
+
+
+REFUSED = [
+    ["--head-dim", "80"], ["--chip", "sm_90a", "--causal"], ["--backend", "sm80"],
+    ["--chip", "sm_120a", "--package", "cudnn-frontend"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
 def test_what_is_not_predicted_is_refused(arguments):
     done = CliRunner().invoke(main, ["fwd", *arguments])
-    assert done.exit_code == 2 and "not predicted" in done.output
+    assert done.exit_code == 2 and "predicted" in done.output
 
 
 @pytest.mark.parametrize(
@@ -161,3 +216,11 @@ def test_the_page_shows_the_rows(suite):
     page = (ROOT / "docs/results/predicted-times.md").read_text()
     for table in tables(rows).split("\n\n"):
         assert table.strip() in page, "run `python -m bench.predicted` on the rows and paste its tables into the page"
+
+
+def test_the_page_of_consumer_blackwell_shows_the_rows():
+    rows = read_rows(ROOT / "bench/results/2026-11-27_predicted_sm_120a_consumer.jsonl")
+    assert all(row["predicted"] and row["issue_model"] == "machine code" for row in rows)
+    page = (ROOT / "docs/results/predicted-consumer.md").read_text()
+    for table in consumer_tables(rows).split("\n\n"):
+        assert table.strip() in page, "run `python -m bench.predicted_consumer` on the rows and paste its tables"

@@ -11,9 +11,9 @@ from warpcheck.timing import (
     _replay,  # type: ignore[attr-defined]
     timeline,
 )
-from warpcheck.timing.chips import TABLES, chip_table
+from warpcheck.timing.chips import GPUS, TABLES, chip_table
 from warpcheck.timing.code import issue_of
-from warpcheck.timing.grid import CtaCost, Sample, TileScheduler, makespan, ordered_makespan
+from warpcheck.timing.grid import CtaCost, Sample, TileScheduler, makespan, ordered_makespan, shared_makespan
 from warpcheck.timing.replay import replay
 from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, entry, launch
 
@@ -89,6 +89,31 @@ def test_a_batch_of_products_takes_what_a_b200_takes(n, tmem, interval, rest):
         assert batch(count, n, tmem) == pytest.approx(interval * count + rest, abs=1)
 
 
+WARP_PRODUCTS = {  # type of an mma.sync -> cycles of a scheduler, by GPU
+    "m16n8k16.row.col.f32.bf16.bf16.f32": {"RTX 5090": 32, "RTX PRO 6000": 16, "GB10": 16},
+    "m16n8k32.row.col.f32.e4m3.e4m3.f32": {"RTX 5090": 32, "RTX PRO 6000": 16, "GB10": 16},
+    "m16n8k32.row.col.f16.e4m3.e4m3.f16": {"RTX 5090": 16, "RTX PRO 6000": 16, "GB10": 16},
+    "m16n8k8.row.col.f32.tf32.tf32.f32": {"RTX 5090": 32, "RTX PRO 6000": 16, "GB10": 16},
+}
+
+
+@pytest.mark.parametrize("kind", WARP_PRODUCTS)
+def test_products_of_a_warp_take_what_consumer_blackwell_takes(kind):
+    """Each warp of a scheduler has independent products; two warps share its tensor core."""
+    has_halves = kind.split(".")[3] == "f16"
+    names = [f"%r{20 + i}" for i in range(8)] if has_halves else [f"%f{i}" for i in range(16)]
+    each = len(names) // 4
+    lists = ["{" + ", ".join(names[i : i + each]) + "}" for i in range(0, len(names), each)]
+    ab = "{%r8, %r9, %r10, %r11}, {%r12, %r13}"
+    body = "".join(f"mma.sync.aligned.{kind} {c}, {ab}, {c};\n" for c in lists * 16)
+    record = launch(body, [], block=256, target="sm_120a", timing=True).record
+    issue = issue_of(record, guess=True)
+    for gpu, cycles in WARP_PRODUCTS[kind].items():
+        products = replay(record, issue, GPUS[gpu]).products
+        assert len(products) == 8 * 64
+        assert products[:, 1].max() - products[:, 0].min() == pytest.approx(2 * 64 * cycles, rel=0.02), gpu
+
+
 def test_a_copy_takes_what_a_b200_takes():
     source, target = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
     body = ROUND_TRIP.format(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;")
@@ -146,7 +171,8 @@ def test_timing_reports_and_draws(tmp_path):
 def test_numbers_say_where_they_come_from():
     from warpcheck.timing import _replay
 
-    for table in TABLES.values():
+    assert all(table in GPUS.values() for table in TABLES.values())
+    for table in GPUS.values():
         assert set(table.numbers) == set(_replay.CHIP_NUMBERS)
         for name, number in table.numbers.items():
             assert number.sure in "ABC" and number.source, name
@@ -191,6 +217,20 @@ def test_tile_schedulers_by_hand():
     assert makespan(tiles, 2, cost, TileScheduler.STATIC, 0) == 10 + 8 + 4
     assert makespan(tiles, 2, cost, TileScheduler.DYNAMIC, 0) == 10 + 8
     assert makespan([8, 8, 8], 2, cost, TileScheduler.PER_CTA, 5) == 2 * 18 + 5
+
+
+def test_ctas_that_share_multiprocessors_by_hand():
+    cost = CtaCost(start=0, tile=0, rate=1)
+    # Three tiles on one multiprocessor of two CTAs: two at a time, then the third alone, 1.5 times as fast.
+    assert shared_makespan([60, 60, 60], 1, 2, cost, 1.5) == pytest.approx(60 + 60 / 1.5)
+    # Both CTAs of a launch get a multiprocessor first; a third one is the second of the first.
+    assert shared_makespan([60, 60], 2, 2, cost, 1.5) == pytest.approx(40)
+    assert shared_makespan([60, 60, 60], 2, 2, cost, 1.0) == pytest.approx(60)
+    # One CTA at a time: as `makespan`.
+    tiles = [8, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert shared_makespan(tiles, 2, 1, CtaCost(10, 3, 1), 1.0) == makespan(
+        tiles, 2, CtaCost(10, 3, 1), TileScheduler.DYNAMIC, 0
+    )
 
 
 def test_tiles_that_add_in_a_fixed_order_by_hand():

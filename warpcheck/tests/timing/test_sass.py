@@ -8,6 +8,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.host.modules import Modules, fatbins_in, machine_code
 from warpcheck.host.stored import register_stored
+from warpcheck.timing.code import assembler, cubin
+from warpcheck.timing.effects import ProductKind, effect
 from warpcheck.timing.sass import Slot, code, cycles_alone, issue_model
 from warpcheck.timing.sass.blocks import machine_blocks
 from warpcheck.timing.sass.control import Control
@@ -21,7 +23,7 @@ from warpcheck_cases.requirements import needs_nvdisasm
 
 from warpcheck import emulate
 
-CHIPS = ("sm_90a", "sm_100a")
+CHIPS = ("sm_90a", "sm_100a", "sm_120a")
 
 
 @pytest.fixture(scope="module", params=CHIPS)
@@ -145,6 +147,60 @@ def test_no_latency_of_the_table_is_more_than_the_compiler_leaves(compiled):
         # A load of a constant may be known to hit; of exponentials only the last sets a scoreboard.
         if row.pipe not in ("constant", "xu"):
             assert min(clocks) >= row.latency, f"{opcode}: a reader comes after {min(clocks)} clocks"
+
+
+PRODUCTS = {  # opcode -> type of the mma.sync in PTX, and its kind
+    "HMMA.16816.F32.BF16": ("m16n8k16.row.col.f32.bf16.bf16.f32", ProductKind.F16),
+    "QMMA.16832.F32.E4M3.E4M3": ("m16n8k32.row.col.f32.e4m3.e4m3.f32", ProductKind.BYTES),
+    "QMMA.SF.16832.F32.E4M3.E4M3.E8": (
+        "kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0", ProductKind.SCALED,
+    ),
+    "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": (
+        "kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue4m3", ProductKind.SCALED_4BIT,
+    ),
+}  # fmt: skip
+
+
+def products_of(kind, count=16):
+    """PTX of a kernel with independent products."""
+    scales = ", {a0}, {0, 0}, {a1}, {0, 0}" if "block_scale" in kind else ""
+    sums = [", ".join(f"c{4 * i + j}" for j in range(4)) for i in range(count)]
+    loads = "".join(f"ld.global.f32 c{i}, [p+{4 * i}];\n" for i in range(4 * count))
+    loads += "".join(f"ld.global.b32 a{i}, [p+{4096 + 4 * i}];\n" for i in range(6))
+    body = "".join(f"mma.sync.aligned.{kind} {{{c}}}, {{a0, a1, a2, a3}}, {{a4, a5}}, {{{c}}}{scales};\n" for c in sums)
+    stores = "".join(f"st.global.f32 [p+{4 * i}], c{i};\n" for i in range(4 * count))
+    return f"""
+        .version 8.7\n.target sm_120a\n.address_size 64
+        .visible .entry test(.param .u64 data)
+        {{
+        .reg .b64 p; .reg .b32 a<6>; .reg .f32 c<{4 * count}>;
+        ld.param.u64 p, [data];
+        {loads}{body}{stores}
+        ret;
+        }}
+    """
+
+
+@needs_nvdisasm
+@pytest.mark.skipif(assembler() is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("opcode", PRODUCTS)
+def test_products_of_consumer_blackwell_are_tied_and_spaced_as_the_table_says(opcode):
+    kind, expected = PRODUCTS[opcode]
+    ptx = products_of(kind)
+    model = issue_model(ptx, cubin(ptx, "sm_120a"), "test")
+    kernel = code_of(ptx, "test")
+    found = [slot for block in model.blocks for slot in block.slots if slot.opcode == opcode]
+    indices = [i for i, instruction in enumerate(kernel.instructions) if instruction.parts[0] == "mma"]
+    assert sorted(slot.ptx for slot in found) == indices
+    assert {effect(kernel.instructions[i])[2] for i in indices} == {expected}
+    assert {slot.pipe for slot in found} == {"tensor"} and {slot.written for slot in found} == {None}
+    # Results have no scoreboard: the compiler leaves the latency of the table to the first reader. It issues the next
+    # product when the pipe takes it.
+    assert rate(opcode, "sm_120a").latency <= min(distances(model.code)[opcode.partition(".")[0]])
+    slots = [slot for block in model.blocks for slot in block.slots]
+    first, second = (i for i, slot in enumerate(slots) if slot.opcode == opcode and slot.ptx in indices[:2])
+    assert sum(max(1, slot.stall) for slot in slots[first:second]) in (15, 16)
+    assert all(slot.occupancy == 16 for slot in found)
 
 
 def code_of(ptx, entry):

@@ -14,6 +14,13 @@ Sources, as the table names them:
     FGS: FlashGPU-Sim, configurations of H100 and H200
     FV: flash_vla, unit measurements on sm_90
     HOP: arXiv 2402.13499 and 2501.12084 (H800, H100 PCIe)
+    FI: github flashinfer-ai/flashinfer, issue 3628 (RTX 5060 Ti) and pull request 4149 (RTX 5090): peaks of mma.sync
+    GN: gau-nernst's blog, "speed-of-light flash attention for 5090" (RTX 5090 at 400 W)
+    MH: main-horse.github.io, mmapeak on an RTX 5090; only ratios, its absolute numbers exceed NVIDIA's
+    SK: github florianmattana/sass-king, tensor cores (RTX 5070 Ti)
+    MD: github markdewing/AI_kernels, latency (RTX 5090, RTX PRO 6000)
+    IM: github kekzl/imp, pull request 169 (RTX 5090)
+    TP: github zzc0721/torch-performance-test-data, issue 160 (RTX PRO 6000, Workstation Edition)
     law: follows from other numbers of the table
 """
 
@@ -99,6 +106,9 @@ _B200 = ChipTable(
         "named_barrier": _A(30, "META"),
         "cluster_barrier": _C(375, "QRC 373-395"),
         "mma_flops": _A(8192, "bf16, all sources"),
+        **_absent("mma.sync at this rate", "mma_f16_sums", value=1),
+        **_absent("mma.sync at this rate", "mma_8bit", "mma_scaled", value=2),
+        **_absent("mma.sync at this rate", "mma_scaled_4bit", value=4),
         "mma_start_ss": _A(56, "SemiAnalysis: a batch takes II n + 148; law: 148 - commit - mbarrier_wake"),
         "mma_start_ts": _A(24, "SemiAnalysis: II n + 116 with A in tensor memory"),
         "mma_start_pair": _A(34, "SemiAnalysis: II n + 182, and + 150 with A in tensor memory"),
@@ -146,6 +156,10 @@ _H100 = ChipTable(
         "named_barrier": _A(30, "bench.calibrate: 49 one way with the code around it; FGS 30"),
         "cluster_barrier": _A(60, "bench.calibrate: 72 relaxed; 753 with release and acquire, nearly all of it fences"),
         "mma_flops": _A(4096 * 4 / 6.06, "bench.calibrate: m16n8k16 with 4 warps a scheduler 6.06 cycles; HOP 6.36"),
+        "mma_f16_sums": _C(1, "as an A100; not measured"),
+        "mma_8bit": _C(2, "int8 of an A100; not measured"),
+        **_absent("block-scaled mma.sync", "mma_scaled", value=2),
+        **_absent("block-scaled mma.sync", "mma_scaled_4bit", value=4),
         **_absent("tcgen05", "mma_start_ss", "mma_start_ts", "mma_start_pair", "mma_residual_pair", "commit"),
         "wgmma_start": _A(10, "bench.calibrate: a batch with A in registers takes N / 2 a product and 44"),
         "wgmma_start_ss": _A(20, "bench.calibrate: 10 more with A in shared memory"),
@@ -179,7 +193,76 @@ _H100 = ChipTable(
     },
 )  # fmt: skip
 
-TABLES = {table.chip: table for table in (_B200, _H100)}
+_RTX_5090 = ChipTable(
+    "sm_120a", "RTX 5090", 170, _C(2.8, "law: FI has products at 253 TFLOP/s, 2.91 GHz, and GEMMs at 237, 2.72"),
+    {
+        **_H100.numbers,
+        **_absent("wgmma", "wgmma_start", "wgmma_start_ss", "wgmma_tail", "wgmma_overhead"),
+        "launch": _C(4400, "as an H100; not measured"),
+        "replace": _C(1200, "as an H100; not measured"),
+        "mbarrier_arrive": _C(19, "as an H100; not measured"),
+        "mbarrier_wake": _C(29, "as an H100; not measured"),
+        "mbarrier_try": _C(36, "as an H100; not measured"),
+        "named_barrier": _C(30, "as an H100; not measured"),
+        "cluster_barrier": _C(60, "as an H100; not measured"),
+        "mma_flops": _A(512, "law: 209.5 TFLOP/s (NVIDIA, GN) over 170 SMs at 2.407 GHz; half of the sums in float16"),
+        "mma_f16_sums": _A(2, "FI on an RTX 5060 Ti: 103 TFLOP/s against 51"),
+        "mma_8bit": _A(2, "FI: 506 TFLOP/s against 253"),
+        "mma_scaled": _A(4, "FI: 993 TFLOP/s against 253; 6-bit operands may have half of it"),
+        "mma_scaled_4bit": _B(8, "MH: 1474 TFLOP/s against 737 of mxf8"),
+        "smem_latency": _B(23, "SK on an RTX 5070 Ti: a chain of ldmatrix 33, on an H100 35"),
+        "tma_share": _C(0.5, "as FV on an H100; not measured"),
+        "tma_latency": _C(430, "an H100's 320, and 110 more of L2's latency; not measured"),
+        "tma_bytes": _B(9.7, "IM: tiles of 16 and 32 KiB at 4.6 TB/s on all SMs, at about 2.8 GHz"),
+        "tma_store_latency": _C(100, "as an H100; not measured"),
+        "tma_store_bytes": _C(9.7, "as its loads; not measured"),
+        "reduce_bytes": _fit(5, "half of its loads, as an H100; not measured"),
+        "red_bytes": _fit(17.2, "as an H100; not measured"),
+        "store_read_bytes": _C(9.7, "as its stores; not measured"),
+        "code_miss": _C(8, "as an H100; not measured"),
+        "l2_bytes": _C(12.6, "IM: cp.async of tiles of 32 KiB at 6.0 TB/s on all SMs; 14.2 of 16 KiB, partly from L1"),
+        "l2_own_bytes": _C(12.6, "of what nobody else reads; not measured"),
+        "gpcs": _B(11, "NVIDIA: 12 on the whole die of 192 SMs; law: 170 / 16"),
+        "l2_latency": _A(360, "MD: a chain of loads"),
+        "dram_bytes": _B(3.76, "NVIDIA: 1792 GB/s over 170 SMs at 2.8 GHz"),
+        "dram_latency": _A(936, "MD: a chain of loads"),
+        **_absent("cluster of several SMs", "dsmem_latency", value=190),
+        **_absent("cluster of several SMs", "dsmem_bytes", value=20),
+        "atomic_latency": _C(500, "an H100's 410, and 90 more of L2's latency; not measured"),
+    },
+)  # fmt: skip
+
+_RTX_PRO_6000 = replace(
+    _RTX_5090, gpu="RTX PRO 6000", sms=188,
+    clock=_C(1.9, "law: a bf16 GEMM of 8192 at 350 TFLOP/s (TP), if it has 95 % of the peak; NVIDIA's boost: 2.617"),
+    numbers={
+        **_RTX_5090.numbers,
+        "mma_flops": _B(1024, "law: 503.8 TFLOP/s (NVIDIA) over 188 SMs at 2.617 GHz: float32 sums at the full rate"),
+        "mma_f16_sums": _C(1, "law: only GeForce has float32 sums at half the rate"),
+        "mma_scaled": _B(2, "as unscaled operands of 8 bits: NVIDIA's rate of FP8"),
+        "mma_scaled_4bit": _B(4, "law: 4000 TOPS (NVIDIA) of sparse FP4"),
+        "gpcs": _B(12, "NVIDIA"),
+        "l2_latency": _A(352, "MD: a chain of loads"),
+        "dram_bytes": _B(5.0, "NVIDIA: 1792 GB/s over 188 SMs at 1.9 GHz"),
+        "dram_latency": _A(864, "MD: a chain of loads"),
+    },
+)  # fmt: skip
+
+_GB10 = replace(
+    _RTX_PRO_6000, chip="sm_121a", gpu="GB10", sms=48,
+    clock=_B(2.4, "github hoesing/spark-gpu-throttle-check: unless it is throttled"),
+    numbers={
+        **_RTX_PRO_6000.numbers,
+        "mma_flops": _B(1024, "law: 1 PFLOP/s (NVIDIA) of sparse FP4 is 4340 of dense FP4 a cycle and SM, 4 x 1024"),
+        "gpcs": _C(4, "16 SMs each, as GB202, and one more; not published"),
+        "l2_latency": _C(360, "as an RTX 5090; not measured"),
+        "dram_bytes": _B(2.37, "NVIDIA: 273 GB/s over 48 SMs at 2.4 GHz"),
+        "dram_latency": _C(936, "as an RTX 5090; not measured"),
+    },
+)  # fmt: skip
+
+GPUS = {table.gpu: table for table in (_B200, _H100, _RTX_5090, _RTX_PRO_6000, _GB10)}
+TABLES = {table.chip: table for table in (_B200, _H100, _RTX_5090, _GB10)}  # of the GPU that `machine.chips` names
 
 
 def chip_table(chip: str) -> ChipTable:

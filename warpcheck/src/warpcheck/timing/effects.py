@@ -36,6 +36,18 @@ class Action(IntEnum):
     CLOCK = 20
 
 
+class ProductKind(IntEnum):
+    """Kinds of mma.sync by their rate, with the numbers of core/replay.cpp. Sums have 32 bits, except in two."""
+
+    F16 = 0  # also bf16
+    F16_SUMS = 1  # 16-bit operands and sums
+    BYTES = 2  # unscaled operands of 8, 6 or 4 bits
+    BYTES_F16_SUMS = 3  # their sums in float16, or in int32 of int8
+    SCALED = 4  # block-scaled operands of 8 or 6 bits
+    SCALED_4BIT = 5
+    TF32 = 6
+
+
 Effect = tuple[int, int, int]  # action and its two values
 IN_SHARED, ENDS_GROUP = 1, 2  # flags of wgmma: A is in shared memory; last product of its group
 _NOTHING: Effect = (Action.NONE, 0, 0)
@@ -67,7 +79,8 @@ def effects(kernel: Kernel) -> list[Effect]:
 
 
 def effect(instruction: Instruction) -> Effect:
-    """Return action and values: bytes per warp (tensor memory), open groups (waits), N (wgmma), FLOPs (mma.sync)."""
+    """Return action and values: bytes per warp (tensor memory), open groups (waits), N (wgmma), FLOPs and kind
+    (mma.sync)."""
     parts = instruction.parts
     root, name = parts[0], instruction.opcode
     if root == "tcgen05":
@@ -105,7 +118,7 @@ def effect(instruction: Instruction) -> Effect:
     elif root in ("bar", "barrier"):
         return (Action.NAMED_ARRIVE if "arrive" in parts else Action.NAMED_SYNC, 0, 0)
     elif root == "mma":
-        return (Action.TENSOR_SYNC, _flops(parts), 0)
+        return (Action.TENSOR_SYNC, _flops(parts), _kind(parts))
     elif root in ("exit", "ret"):
         return (Action.EXIT, 0, 0)
     elif root == "mov" and instruction.operands[1:] == (Special("clock64"),):
@@ -123,3 +136,30 @@ def _flops(parts: list[str]) -> int:
     m, rest = shape[1:].split("n")
     n, k = rest.split("k")
     return 2 * int(m) * int(n) * int(k)
+
+
+_KINDS = {
+    "kind::mxf8f6f4": ProductKind.SCALED,
+    "kind::mxf4": ProductKind.SCALED_4BIT,
+    "kind::mxf4nvf4": ProductKind.SCALED_4BIT,
+}
+_16_BIT = frozenset({"f16", "bf16"})
+
+
+def _kind(parts: list[str]) -> ProductKind:
+    """Return the kind of an mma.sync, whose types are those of D, A, B and C."""
+    for part in parts:
+        if part in _KINDS:
+            return _KINDS[part]
+    types = [part for part in parts if part in _TYPES]
+    if len(types) != 4:
+        return ProductKind.F16
+    result, operand = types[:2]
+    if operand == "tf32":
+        return ProductKind.TF32
+    if operand in _16_BIT:
+        return ProductKind.F16_SUMS if result == "f16" else ProductKind.F16
+    return ProductKind.BYTES if result == "f32" else ProductKind.BYTES_F16_SUMS
+
+
+_TYPES = _16_BIT | {"f32", "tf32", "s32", "s8", "u8", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1"}

@@ -7,6 +7,8 @@ distributes the tiles over the multiprocessors.
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -69,7 +71,8 @@ class CtaCost:
         if by_tiles:
             columns.append(np.array([float(s.tiles) for s in samples]))
         found = np.linalg.lstsq(np.stack(columns, 1), np.array([s.cycles for s in samples]), rcond=None)[0]
-        return cls(float(found[0]), float(found[2]) if by_tiles else 0.0, float(flops.max() / found[1]))
+        rate = float(flops.max()) / float(found[1]) if found[1] else math.inf
+        return cls(float(found[0]), float(found[2]) if by_tiles else 0.0, rate)
 
     @classmethod
     def of_each(cls, samples: Sequence[Sample]) -> CtaCost:
@@ -115,6 +118,41 @@ def makespan(
         last = max(last, end)
         heapq.heappush(free, end)
     return last
+
+
+def shared_makespan(tiles: Iterable[float], sms: int, resident: int, cost: CtaCost, alone: float) -> float:
+    """Return the cycles of a grid of which each multiprocessor holds up to `resident` CTAs, one per tile.
+
+    tiles: FLOPs of each tile, in the order of the launch. cost: of a CTA among `resident`. alone: how much faster a CTA
+    is without others. Of n CTAs, each is `min(alone, resident / n)` times as fast: the units are then as busy as with
+    `resident`, or each CTA waits for itself.
+    """
+    work = [cost.tile + flops / cost.rate for flops in tiles]
+    left: list[list[float]] = [[] for _ in range(sms)]  # cycles of its CTAs on each multiprocessor, among `resident`
+    since = [0.0] * sms
+    coming = iter(work)
+    for _ in range(resident):
+        for held, cycles in zip(left, coming):
+            held.append(cycles + cost.start)
+
+    def next_end(sm: int) -> tuple[float, int]:
+        held = left[sm]
+        return since[sm] + min(held) / min(alone, resident / len(held)), sm
+
+    events = [next_end(sm) for sm in range(sms) if left[sm]]
+    heapq.heapify(events)
+    now = 0.0
+    while events:
+        now, sm = heapq.heappop(events)
+        held = left[sm]
+        done = min(held)
+        held[:] = [cycles - done for cycles in held]
+        held.remove(min(held))
+        since[sm] = now
+        held.extend(itertools.islice(coming, 1))
+        if held:
+            heapq.heappush(events, next_end(sm))
+    return now
 
 
 def ordered_makespan(

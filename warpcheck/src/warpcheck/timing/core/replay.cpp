@@ -421,9 +421,11 @@ private:
                 if (in.second) w.copy_groups.push_back(w.copy_open), w.copy_open = 0;
                 for (size_t g = 0; g + size_t(in.first) < w.copy_groups.size(); ++g) w.ready = std::max(w.ready, w.copy_groups[g]);
                 break;
-            case Action::TensorSync: {      // first: FLOPs of the warp
-                const Cycles cycles = Cycles(in.first) / (chip_.mma_flops / kPartitions);
+            case Action::TensorSync: {      // first: FLOPs of the warp; second: kind of product
+                const Cycles cycles = Cycles(in.first) / (chip_.mma_flops * rate_of(in.second) / kPartitions);
                 p.tensor = std::max(p.tensor, t) + cycles;
+                // The row of the opcode may hold the rate of a faster chip with the same code.
+                if (p.tensor > p.pipe_free[size_t(s.pipe)] + 1) p.pipe_free[size_t(s.pipe)] = p.tensor;
                 result_.busy["tensor"] += cycles / kPartitions;
                 result_.products.push_back({p.tensor - cycles, p.tensor, Cycles(in.first)});
                 done = p.tensor + Cycles(s.latency);
@@ -619,6 +621,14 @@ private:
                 break;
             case Timed::Cancel: push(t + chip_.cancel_latency, What::Arrive, v[0], v[1], 0, -16); break;
         }
+    }
+
+    // Rate of a kind of mma.sync (effects.ProductKind), relative to 16-bit operands with float32 sums.
+    double rate_of(int64_t kind) const {
+        const std::array<double, 7> rates{
+            1, chip_.mma_f16_sums, chip_.mma_8bit, chip_.mma_8bit * chip_.mma_f16_sums, chip_.mma_scaled, chip_.mma_scaled_4bit, 0.5,
+        };
+        return rates.at(size_t(kind));
     }
 
     static bool copies(const Instruction* in) { return in && Action(in->action) == Action::Copy; }

@@ -78,7 +78,7 @@ struct CtaInput {
 struct Chip {
 #define WARPCHECK_CHIP_NUMBERS(X) \
     X(launch) X(replace) X(mbarrier_arrive) X(mbarrier_wake) X(mbarrier_try) X(named_barrier) X(cluster_barrier) \
-    X(mma_flops) X(mma_start_ss) X(mma_start_ts) X(mma_start_pair) X(mma_residual_pair) X(commit) X(wgmma_start) X(wgmma_start_ss) X(wgmma_tail) X(wgmma_overhead) \
+    X(mma_flops) X(mma_f16_sums) X(mma_8bit) X(mma_scaled) X(mma_scaled_4bit) X(mma_start_ss) X(mma_start_ts) X(mma_start_pair) X(mma_residual_pair) X(commit) X(wgmma_start) X(wgmma_start_ss) X(wgmma_tail) X(wgmma_overhead) \
     X(smem_bytes) X(smem_latency) X(tma_share) \
     X(tmem_bytes) X(tmem_load_latency) X(tmem_store_latency) X(tmem_stretch) \
     X(tma_latency) X(tma_bytes) X(tma_store_latency) X(tma_store_bytes) X(reduce_bytes) X(red_bytes) X(store_read_bytes) X(store_share) \

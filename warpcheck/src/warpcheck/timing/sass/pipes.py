@@ -45,6 +45,7 @@ class Rate:
     holds: float = 0
 
 
+_SM12X = ("sm_120a", "sm_121a")
 _HOLD = ("fma", "alu", "xu", "lsu")  # pipes whose instructions occupy the register ports for one clock
 
 
@@ -117,6 +118,9 @@ TABLE = (
     # Units that the replay models by their own rules.
     _row("HMMA IMMA DMMA BMMA QMMA OMMA", "tensor", 8, 33, "B", "m16n8k16 on an A100: 512 FLOP a scheduler and clock"),
     _row("HMMA", "tensor", 6, 19, "A", "6.05 a scheduler, a chain 24.7, on an H100", chips=("sm_90a",), holds=6),
+    # The least of all rates: `mma_flops` of the chip and its factors say how long a product takes.
+    _row("HMMA QMMA OMMA IMMA", "tensor", 16, 28, "B", "stalls; chains 29 to 35 (sass-king)", chips=_SM12X, holds=6),
+    _row("HMMA.1688", "tensor", 8, 28, "C", "half of m16n8k16", chips=_SM12X, holds=6),
     _row("HGMMA IGMMA QGMMA BGMMA", "tensor", 0, 0, "A", "law of wgmma"),
     _row(_TCGEN05, "tensor", 0, 0, "A", "law of tcgen05"),
     _row("LDTM STTM LDT STT", "tmem", 0, 0, "A", "ports of tensor memory"),
