@@ -111,6 +111,11 @@ class Cursor:
         else:
             self.end.arrive_read(self._stage(stage))
 
+    def arrive_after(self, other: Cursor) -> None:
+        """Whole warp of a consumer by WARP: release the stage directly after a release by `other`, by the same
+        fence."""
+        self.end.arrive_free_after(other.end, self._stage(None))
+
     def commit(self, stage: Stage | None = None) -> None:
         """One thread: signal full (a producer) or free (a consumer) when the matrix operations issued so far are
         done."""

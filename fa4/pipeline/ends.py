@@ -113,6 +113,14 @@ class End(Constant):
         self._require(self.releases and is_by_reading, "a consumer that reads by copies or products")
         self._signal(self.free(stage), is_release=True)
 
+    def arrive_free_after(self, other: End, stage: Stage) -> None:
+        """Consumer by WARP, whole warp: release the stage directly after a release of `other`, whose fence is the same:
+        nothing has been accessed since."""
+        self._require(self.releases and self.channel.freed is By.WARP, "a consumer by warps")
+        if other.channel.carries != self.channel.carries or self.channel.ctas > 1 or not other.releases:
+            raise ValueError(f"channel {self.channel.name}: a release of {other.channel.name} has another fence")
+        self._signal(self.free(stage), is_release=True)
+
     def _arrive(self, barrier: cute.Pointer, is_release: bool) -> None:
         channel = self.channel
         self._signals.before_arrival(channel.carries)

@@ -221,27 +221,21 @@ _SM100_MXFP8 = replace(
     least_queries=_LEAST_QUERIES_OF_BLOCKS,
 )
 
-_SM120 = replace(
-    _SM90,
+_SM120_FP8 = replace(
+    _SM100_FP8,
     name="sm120",
-    summary="CuTe DSL, mma.sync and TMA: consumer Blackwell GPUs",
+    summary="CuTe DSL, block-scaled mma.sync and TMA, products of e4m3: consumer Blackwell GPUs",
     chips="sm_120 or sm_121",
     on=lambda chip: chip.number in (120, 121),
-    head_dims=HeadDims(multiple=8, largest=128),
-    features=_SM90.features - _CACHE_FEATURES,
-    module="fa4.sm120.fwd.plan",
-    limits=_LIMITS,
-    backward=_SM80.name,
+    head_dims=HeadDims(multiple=16, largest=128),
+    module="fa4.sm120.plan",
+    limits=(limits.mod_limits, limits.block_limits, limits.only_8bit_limits),
 )
 _SM120_MXFP8 = replace(
-    _SM100_MXFP8,
-    name="sm120",
-    summary="the same, products of e4m3 with scales of blocks of 32 numbers",
-    chips=_SM120.chips,
-    on=_SM120.on,
-    head_dims=HeadDims(multiple=16, largest=128),
-    module="fa4.sm120.fwd.plan",
-    least_queries=1,
+    _SM120_FP8,
+    summary="the same, with scales of blocks of 32 numbers",
+    features=_SM120_FP8.features | {Feature.BLOCK_SCALES},
+    limits=(*_SM120_FP8.limits, limits.block_scale_limits),
 )
 
 # In order of preference.
@@ -261,7 +255,7 @@ BACKENDS: tuple[Backend, ...] = (
     _SM100_FP8_TRAINING,
     _SM100_MXFP8_TRAINING,
     _SM100_MXFP8,
-    _SM120,
+    _SM120_FP8,
     _SM120_MXFP8,
     _SM80,
     Backend(

@@ -66,6 +66,12 @@ def captured_limits(spec: AttentionSpec) -> Iterator[str]:
             yield "lacks gradients of captured tensors that are chosen by packed sequences"
 
 
+@_limit("products of 16-bit numbers", Feature.OPERANDS_8BIT)
+def only_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
+    if spec.operands is None:
+        yield "lacks products of 16-bit numbers (has e4m3)"
+
+
 @_limit("scales of blocks of 32 columns of a head_dim that is no multiple of 32", Feature.BLOCK_SCALES)
 def block_scale_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.operands is Operands.MXFP8 and spec.head_dim % MX_BLOCK:

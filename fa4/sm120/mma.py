@@ -1,25 +1,25 @@
-"""mma.sync of one warp: 16 rows, operand B in panelled tiles of shared memory.
+"""Block-scaled mma.sync of one warp: 16 rows, operand B of e4m3 in panelled tiles of shared memory.
 
-All operands of a step of the reduction have 32 bytes a row: 16 columns of 16 bits, or 32 of e4m3. Accumulators have the
-layout of `pipeline.fragment`; so do P, as operand A, and the rows of S that it is made of. A step of O += P V reduces
-over 16 or 32 keys. With 8 bits, a thread's four numbers of a register of P are two pairs of columns of S, eight apart;
-V's rows are loaded in the same order of keys.
+All operands of a step of the reduction have 32 bytes a row. Accumulators have the layout of `pipeline.fragment`; so
+have P, as operand A, and the rows of S that it is made of. A thread's four numbers of a register of P are two pairs of
+columns of S, eight apart; V's rows are loaded in the same order of keys.
 
 Scales (`.block_scale.scale_vec::1X`): one E8M0 byte for 32 numbers along the reduction. A thread passes a word of four.
 Of A, lanes 0 and 1 of each quad hold those of the quad's two rows; of B, one lane of the quad holds those of its
-column.
+column. Products of e4m3 with float32 sums are half as fast without scales.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
+from cutlass import Float32, Int32
 
 from ..core.constant import Constant
+from ..core.vec_io import as_float, bits
 from ..pipeline.smem import PANEL_ROW_BYTES, Tile
+from ..runtime.spec import E8M0_ONE
 
 STEP_BYTES = 32  # of each row of an operand, for one product
 N_OF_LOAD = 16  # rows or columns of B that one load of a warp brings
@@ -37,78 +37,57 @@ class Scale(Constant):
     lane: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WarpMma(Constant):
-    """Products of one warp. dtype: of A and B, 16 bits or e4m3. The latter have scales."""
-
-    dtype: type[cutlass.Numeric]
-
-    @property
-    def columns_of_step(self) -> int:
-        """Columns of the operands that a product reduces over."""
-        return STEP_BYTES * 8 // self.dtype.width
-
-    def steps(self, columns: int) -> int:
-        return -(-columns // self.columns_of_step)
-
-    def add(
-        self, c: list[Float32], a: list[Int32], b: list[Int32], a_scale: Scale | None, b_scale: Scale | None
-    ) -> list[Float32]:
-        """Return c + A B^T for one step and eight columns. a: four registers, b: two, c: four."""
-        arguments, lists = [*a, *b, *c], ["{ {$w0}, {$w1}, {$w2}, {$w3} }"]
-        for first, count in ((0, 4), (4, 2), (6, 4)):
-            lists.append(f"{{ {', '.join(f'{{$r{i}}}' for i in range(first, first + count))} }}")
-        registers = ", ".join(lists)
-        if a_scale is None or b_scale is None:
-            name = "bf16" if self.dtype is BFloat16 else "f16"
-            text = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 {registers};"
-        else:
-            of_a, of_b = (f"{{ {scale.byte}, {scale.lane} }}" for scale in (a_scale, b_scale))
-            kind = "kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0"
-            # A word that is known at compile time would be an immediate, which the instruction has not.
-            text = f"""{{
-            .reg .b32 a_scale, b_scale;
-            mov.b32 a_scale, {{$r10}};
-            mov.b32 b_scale, {{$r11}};
-            mma.sync.aligned.m16n8k32.row.col.{kind} {registers}, a_scale, {of_a}, b_scale, {of_b};
-            }}"""
-            arguments += [Int32(a_scale.word), Int32(b_scale.word)]
-        return list(cute.arch.inline_ptx(text, write_only_types=[Float32] * 4, read_only_args=arguments))
+ONES = Scale(E8M0_ONE * 0x01010101)
 
 
-class RowsOfB(Constant):
-    """Addresses of this lane in a tile whose rows are the columns of the product (K), or with `transposed` in one whose
-    rows are reduced (V of 16 bits)."""
+def steps(columns: int) -> int:
+    """Products for a reduction over `columns` numbers."""
+    return -(-columns // STEP_BYTES)
 
-    def __init__(self, tile: Tile, transposed: bool = False) -> None:
-        self.tile, self.transposed = tile, transposed
+
+def add_product(c: list[Float32], a: list[Int32], b: list[Int32], a_scale: Scale, b_scale: Scale) -> list[Float32]:
+    """Return c + A B^T for one step and eight columns. a: four registers, b: two, c: four."""
+    of_a, of_b = (f"{{ {scale.byte}, {scale.lane} }}" for scale in (a_scale, b_scale))
+    # A word that is known at compile time would be an immediate, which the instruction has not.
+    text = f"""{{
+        .reg .b32 a_scale, b_scale;
+        mov.b32 a_scale, {{$r10}};
+        mov.b32 b_scale, {{$r11}};
+        mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0
+            {{ {{$w0}}, {{$w1}}, {{$w2}}, {{$w3}} }}, {{ {{$r0}}, {{$r1}}, {{$r2}}, {{$r3}} }}, {{ {{$r4}}, {{$r5}} }},
+            {{ {{$r6}}, {{$r7}}, {{$r8}}, {{$r9}} }}, a_scale, {of_a}, b_scale, {of_b};
+        }}"""
+    words = [*a, *b, *map(bits, c), Int32(a_scale.word), Int32(b_scale.word)]
+    return [as_float(x) for x in cute.arch.inline_ptx(text, write_only_types=[Int32] * 4, read_only_args=words)]
+
+
+class RowsOfK(Constant):
+    """Addresses of this lane in a tile of K, whose rows are the columns of the product."""
+
+    def __init__(self, tile: Tile) -> None:
+        self.tile = tile
+        # The two operands of a product are neighbours among the registers of a load: halves of a step.
         lane = cute.arch.lane_idx()
-        row, right = lane % 8 + lane // 8 % 2 * 8, lane // 16
+        row, right = lane % 8 + lane // 16 * 8, lane // 8 % 2
         own = row * PANEL_ROW_BYTES + ((right ^ (row & 7)) << 4)
         self.offsets = [own ^ byte for byte in range(0, PANEL_ROW_BYTES, STEP_BYTES)]
 
     def load(self, address: Int32, step: int, n: int) -> list[list[Int32]]:
         """Return the operands of columns n to n + 15 of a step of the product, two registers for each eight."""
-        row, byte = (n, step * STEP_BYTES) if not self.transposed else (step * N_OF_LOAD, 2 * n)
-        panel, within = divmod(byte, PANEL_ROW_BYTES)
-        constant = panel * self.tile.panel_bytes + row * PANEL_ROW_BYTES
-        own = address + self.offsets[within // STEP_BYTES]
-        trans = ".trans" if self.transposed else ""
+        panel, within = divmod(step * STEP_BYTES, PANEL_ROW_BYTES)
+        constant = panel * self.tile.panel_bytes + n * PANEL_ROW_BYTES
         x = cute.arch.inline_ptx(
-            f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{ {{$w0}}, {{$w1}}, {{$w2}}, {{$w3}} }}, "
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
             f"[{{$r0}} + {constant}];",
             write_only_types=[Int32] * 4,
-            read_only_args=[own],
+            read_only_args=[address + self.offsets[within // STEP_BYTES]],
         )
-        # The matrices are (upper, lower) rows of the first 16 bytes, then of the second.
-        return [[x[0], x[1]], [x[2], x[3]]] if self.transposed else [[x[0], x[2]], [x[1], x[3]]]
+        return [[x[0], x[1]], [x[2], x[3]]]
 
 
-class BytesOfV(Constant):
-    """Addresses of this lane in a tile of V of 8 bits. A row of 16 bytes of each of 32 keys becomes the columns of B:
-    ldmatrix transposes matrices of 16 x 16 bytes. The rows are in the order of P, see the module's head."""
-
-    transposed = True
+class RowsOfV(Constant):
+    """Addresses of this lane in a tile of V, whose rows are reduced. 16 bytes of each of 32 keys become 16 columns of
+    B: ldmatrix transposes matrices of 16 x 16 bytes. The keys are in the order of P, see the module's head."""
 
     def __init__(self, tile: Tile) -> None:
         self.tile = tile

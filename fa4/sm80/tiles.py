@@ -78,12 +78,27 @@ def _short(rule: Rule[ForwardTiles]) -> Rule[ForwardTiles]:
     return replace(rule, when=few & rule.when)
 
 
+def _narrow(rule: Rule[ForwardTiles]) -> Rule[ForwardTiles]:
+    """The rule for chips whose multiprocessors do not hold two CTAs with 64 keys."""
+
+    def holds(case: HeadDims) -> bool:
+        usual = replace(rule.row, tile_n=64).smem_bytes(case.head_dim, case.head_dim_v)
+        return rule.row.blocks_per_sm * (usual + RESERVED) > case.chip.smem_per_block + RESERVED
+
+    return replace(rule, when=rule.when & Condition("two CTAs with 64 keys exceed a multiprocessor", holds))
+
+
+RESERVED = 1 << 10  # bytes of shared memory that every CTA sets aside
+
 # Evidence: TFLOP/s on an H100, bf16, full / causal, of eight tiles.
 FORWARD = (
     # Decode: one 16-row group per warp.
     _short(_rule("few rows, head_dim <= 128", 128, ForwardTiles(64, 128, 4, 1, 2),
                  "one row, 8192 keys: 2436 GB/s of K and V; with two stages of 64 keys 2367")),
     _short(_rule("few rows", 256, ForwardTiles(64, 64, 4, 1, 2), "blocks of 64 keys for the columns")),
+    _narrow(_rule("head_dim <= 128, 100 KiB", 128, ForwardTiles(128, 32, 4, 1, 2),
+                  "predicted, d=128, full / causal, next 128x64: RTX 5090 221 / 225, 213 / 210; RTX PRO 6000 322 / "
+                  "297, 278 / 262; GB10 104 / 96, 90 / 84")),
     _rule("head_dim <= 128", 128, ForwardTiles(128, 64, 4, 1, 2),
           "d=128 381 / 324, next 371 full (256x64, 8 warps); d=64 324 / 301, next 330 / 289 (128x128)"),
     _rule("head_dim <= 256", 256, ForwardTiles(128, 64, 8, 1, 1), "by reasoning"),

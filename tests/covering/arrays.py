@@ -188,12 +188,8 @@ ARRAYS = {
         # Hopper's own backward of wide heads takes calls without functions alone.
         Array("training-wide", _TRAINING.without(**_NOT_WIDE).native("sm90"), 2, backends=("sm90",)),
         Array("inference", _INFERENCE, 2, native=(BACKENDS,)),
-        # Heads of at most 128 columns, which alone have kernels of consumer Blackwell.
-        Array("training-sm120", _TRAINING.native("sm120"), 2, backends=("sm120",), beside=("training",)),
-        Array("inference-sm120", _INFERENCE.native("sm120"), 2, backends=("sm120",), beside=("inference",)),
         # How rows of a cache come to the matrix unit follows from these together.
         Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
-        Array("caches-sm120", _CACHES.native("sm120"), 2, backends=("sm120",), beside=("caches",)),
         Array("caches-sm100", _CACHES.native("sm100"), 2, backends=("sm100",), beside=("caches",)),
         # Numbers of 4 bits come to the matrix unit by kernels of their own.
         Array(

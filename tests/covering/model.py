@@ -116,11 +116,8 @@ _CALLS_OF_ALL = (
     ),
     *_where_trained("gradients that sequences choose", score_mod="of_sequences", form=("packed", "jagged")),
 )
-# The portable kernels take wider heads on sm_120.
-_NARROW = (
-    _no("heads of at most 128 columns", head_dim=(*WIDE, *WIDEST)),
-    _no("heads of at most 128 columns", head_dim="128", head_dim_v="larger"),
-)
+# Which of the two kernels a row gets follows from its dims, scales and masks together.
+_OF_E4M3 = Exclusion({}, "calls that no kernel of e4m3 takes get a portable one", by_seed=True)
 _NO_576 = _no("columns of O for two CTAs are at most 512", head_dim="576", head_dim_v="same")
 _CACHES_OF_ALL = (_no("kernels take 16-bit numbers", dtype="float32"),)
 
@@ -197,7 +194,7 @@ CALLS = Model(
             _NO_576,
         ),
         "sm100": _CALLS_OF_ALL,
-        "sm120": (*_CALLS_OF_ALL, *_NARROW),
+        "sm120": (_no("the portable kernels multiply 16-bit numbers"),),
     },
 )
 
@@ -273,15 +270,7 @@ CACHES = Model(
             *_without_rows(head_dim="256", bits=("16", "fp8", "int8")),
             *_without_rows(head_dim=WIDEST, bits="16"),
         ),
-        "sm120": (
-            *_CACHES_OF_ALL,
-            *_NARROW,
-            _no("no pages", pages=("1", "5", "16", "64", "128", "256")),
-            _no("no 8-bit numbers", bits=("fp8", "int8", "nvfp4", "rows")),
-            _no("keys begin at row 0", leftpad="yes"),
-            _no("no choice of rows of the cache", batch_idx="yes"),
-            _no("no packed queries on a cache", queries="packed"),
-        ),
+        "sm120": (_no("the portable kernels read caches"),),
     },
 )  # fmt: skip
 _E4M3_BY_BLOCKS = "block128", "mxfp8"
@@ -321,7 +310,7 @@ EIGHT_BITS = Model(
         "sm80": (),
         "sm90": (_no("no dropout of so wide heads", head_dim="256", head_dim_v="larger", dropout="yes"),),
         "sm100": (),
-        "sm120": _NARROW,
+        "sm120": (_OF_E4M3,),
     },
 )
 TRAINING_IN_EIGHT_BITS = Model(
@@ -350,7 +339,7 @@ TRAINING_IN_EIGHT_BITS = Model(
         "sm80": (),
         "sm90": (_no("no dropout of so wide heads", head_dim="256", head_dim_v="larger", dropout="yes"),),
         "sm100": (),
-        "sm120": _NARROW,
+        "sm120": (_OF_E4M3,),
     },
 )
 MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS, TRAINING_IN_EIGHT_BITS)}

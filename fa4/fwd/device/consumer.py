@@ -7,7 +7,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from ...core.constant import Constant
 from ...core.mask import Blocks, range_blocks
@@ -15,25 +15,26 @@ from ...pipeline.cursor import Cursor
 from ...pipeline.fragment import ROWS_PER_WARP, load_matrices
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
+from .ping_pong import PingPong
 from .queue import row_tile
+from .rows import query_of
+from .softmax import Softmax, rescale
 from .work import Work
 
 ROWS = WARPS_PER_WARPGROUP * ROWS_PER_WARP
 
 
-class Consumer(Constant):
+class ConsumerRows(Constant):
     """Rows of one consumer. A subclass sets its attributes.
 
     index: of the consumer in the CTA. rank: of the CTA in the cluster of a work tile. warp: of this warp in the
-    consumer. q_ptr: Q in shared memory. q: registers of this warp's rows of Q, if it keeps them.
+    consumer.
     """
 
     cfg: Any
     index: Int32
     rank: Int32
     warp: Int32
-    q_ptr: cute.Pointer
-    q: cute.Tensor
 
     def first_row(self, work: Work) -> Int32:
         """Return the first row of this warp in a work tile, as a row of the sequence."""
@@ -41,6 +42,20 @@ class Consumer(Constant):
 
     def row_tile(self, work: Work) -> Int32:
         return row_tile(self.cfg, work, self.rank, self.index)
+
+
+class Consumer(ConsumerRows):
+    """What `attend` asks of a chip's consumer. A subclass sets the attributes.
+
+    q_ptr: Q in shared memory. q: registers of this warp's rows of Q, if it keeps them. o: accumulators of O.
+    is_asynchronous: products run on while the warp continues; V is released after the softmax that overlaps them.
+    """
+
+    q_ptr: cute.Pointer
+    q: cute.Tensor
+    o: cute.Tensor
+    ping_pong: PingPong
+    is_asynchronous = True
 
     @property
     def trims(self) -> bool:
@@ -69,3 +84,49 @@ class Consumer(Constant):
         q_rows = self.q_ptr.toint() + q.stage * self.cfg.q_step + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
         for i, pair in enumerate(load_matrices(q_rows, self.cfg.q_tile, cute.size(packed))):
             packed[i] = pair
+
+    def is_second_half_masked(self, work: Work, blocks: Blocks) -> Boolean:
+        """True if the second half of the last key block is masked for all of the consumer's rows."""
+        last_row = (self.row_tile(work) + 1) * ROWS - 1
+        _, stop = work.mask.keys(query_of(self.cfg, last_row))
+        return Boolean(stop - (blocks.stop - 1) * self.cfg.tile_n <= self.cfg.half_n)
+
+    def accumulator(self, is_half: bool) -> cute.Tensor:
+        """Return new accumulators of S of a key block, or of its first half."""
+        raise NotImplementedError
+
+    def start_s(self, s: cute.Tensor, q: Cursor, k: Cursor, is_half: bool) -> None:
+        """Start S = Q K^T."""
+        raise NotImplementedError
+
+    def start_o(self, v: Cursor, has_o: Boolean) -> None:
+        """Start O += P V; without `has_o`, O = P V."""
+        raise NotImplementedError
+
+    def wait(self, pending: int) -> None:
+        """Wait until at most `pending` of the products are not complete."""
+        raise NotImplementedError
+
+    def settle(self, softmax: Softmax) -> None:
+        """Wait for all products, after the softmax step that overlaps them."""
+        raise NotImplementedError
+
+    def rescale(self, softmax: Softmax, has_grown: Boolean) -> None:
+        """Multiply O by the softmax's factors if the maximum of a row of the warp has grown."""
+        rescale(self.o, softmax.factor, has_grown)
+
+    def pack(self, s: cute.Tensor) -> None:
+        """Round P for the next product."""
+        raise NotImplementedError
+
+    def begin(self, work: Work) -> None:
+        """Called before the first key block of a work tile."""
+
+    def begin_last(self) -> None:
+        """Called before the last product is added to O."""
+
+    def prefetch_k(self, work: Work, block: Int32) -> None:
+        """Called before the first key block: load what its S needs beside K."""
+
+    def prefetch(self, work: Work, block: Int32, following: Int32) -> None:
+        """Called once S of `block` is computed: load what O of this block and S of the next need beside V and K."""

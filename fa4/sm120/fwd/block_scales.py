@@ -22,11 +22,9 @@ from ...core.vec_io import load_vec
 from ...fwd.device.rows import head_of, query_of
 from ...fwd.device.work import Work
 from ...pipeline.fragment import LANES_PER_ROW
-from ...runtime.spec import E8M0_ONE, MX_BLOCK
-from ..mma import QUAD, ROWS_OF_MATRIX, SCALES_OF_WORD, Scale
+from ...runtime.spec import MX_BLOCK
+from ..mma import ONES, QUAD, ROWS_OF_MATRIX, SCALES_OF_WORD, Scale
 from .config import Sm120ForwardContext
-
-ONES = Scale(E8M0_ONE * 0x01010101)  # of P
 
 
 class Position(NamedTuple):
@@ -36,6 +34,29 @@ class Position(NamedTuple):
     first: Int32  # entry of the tensor
     last: Int32  # last entry of the sequence
     head: Int32
+
+
+class UnitScales(Constant):
+    """Scales of 1, of tensors that have factors for a whole tensor or head."""
+
+    def load_q(self, work: Work, first_row: Int32) -> None: ...
+
+    def load_k(self, work: Work, block: Int32) -> None: ...
+
+    def load_v(self, work: Work, block: Int32) -> None: ...
+
+    def pack_k(self) -> None: ...
+
+    def pack_v(self) -> None: ...
+
+    def of_q(self, step: int) -> Scale:
+        return ONES
+
+    def of_k(self, step: int, n: int) -> Scale:
+        return ONES
+
+    def of_v(self, step: int, n: int) -> Scale:
+        return ONES
 
 
 class Words(Constant):
@@ -70,8 +91,8 @@ class Words(Constant):
         return self.packed[i]
 
 
-class BlockScales(Constant):
-    """Scales of a thread: of its row of Q, and of K and V of a key block."""
+class BlockScales(UnitScales):
+    """Scales of blocks of a thread: of its row of Q, and of K and V of a key block."""
 
     def __init__(self, context: Sm120ForwardContext) -> None:
         self.cfg = context.cfg
@@ -110,6 +131,15 @@ class BlockScales(Constant):
                 coord = Int32(0) if cfg.varlen else work.batch, entry, work.head_kv, column
                 ptrs.append(scales.iterator + cute.crd2idx(coord, scales.layout))
             self.v.load_bytes(i, ptrs)
+
+    def pack_k(self) -> None:
+        """Call before the products that read the scales of Q and K."""
+        self.q.pack()
+        self.k.pack()
+
+    def pack_v(self) -> None:
+        """Call before the products that read the scales of V."""
+        self.v.pack()
 
     def of_q(self, step: int) -> Scale:
         """Operand for a step over columns."""

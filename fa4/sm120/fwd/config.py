@@ -12,12 +12,12 @@ from ...pipeline.fragment import ROWS_PER_WARP
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ...runtime.spec import MX_BLOCK
-from ..mma import WarpMma
+from ..mma import steps
 
 BARRIER_BYTES = 512  # upper bound for all mbarriers, in the smem budget
 # Number of consumers -> registers per thread of (consumers, load warp). A single consumer keeps its start registers.
 REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
-OTHER_REGS = 56  # of a consumer thread, beside tiles
+OTHER_REGS = 48  # of a consumer thread, beside tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,8 @@ class Sm120ForwardConfig(ForwardVariant):
     """Compile-time configuration; the fields are the compile key.
 
     consumers: groups of four warps that compute; each has 64 rows of the work tile. most_stages: upper bound of K
-    stages and of V stages.
+    stages and of V stages. ping_pong: consumers issue products in turn, so the softmax of one overlaps with the
+    products of the others.
 
     Raises:
         ValueError: the tiles do not fit in shared memory or registers.
@@ -34,6 +35,7 @@ class Sm120ForwardConfig(ForwardVariant):
     consumers: int
     most_stages: int
     schedule: Schedule
+    ping_pong: bool
     ctas: ClassVar[int] = 1
     seq_bounded_q: ClassVar[bool] = False  # results of rows behind a sequence's end are not used
 
@@ -54,10 +56,6 @@ class Sm120ForwardConfig(ForwardVariant):
         return REGS[self.consumers]
 
     @property
-    def mma(self) -> WarpMma:
-        return WarpMma(self.operand_dtype)
-
-    @property
     def o_columns(self) -> int:
         """Columns of O in registers."""
         return -(-self.head_dim_v // 16) * 16
@@ -65,25 +63,39 @@ class Sm120ForwardConfig(ForwardVariant):
     @property
     def q_regs(self) -> int:
         """Registers of Q of a thread."""
-        return 4 * self.mma.steps(self.head_dim)
+        return 4 * steps(self.head_dim)
+
+    @property
+    def p_regs(self) -> int:
+        """Registers of P of a thread."""
+        return 4 * steps(self.tile_n)
+
+    @property
+    def half_n(self) -> int:
+        """Keys in the first half of a block."""
+        return self.tile_n // 2
+
+    @property
+    def holds_q(self) -> bool:
+        return True
 
     @property
     def used_regs(self) -> int:
-        """Registers of O, S and Q of a thread, and others."""
-        return self.o_columns // 2 + self.tile_n // 2 + self.q_regs + OTHER_REGS
+        """Registers of O, S, P and Q of a thread, and others."""
+        return self.o_columns // 2 + self.tile_n // 2 + self.p_regs + self.q_regs + OTHER_REGS
 
     @property
     def q_tile(self) -> Tile:
         """Q rows of one consumer."""
-        return Tile(ROWS, self.head_dim, self.operand_dtype.width, slots=self.q_slots)
+        return Tile(ROWS, self.head_dim, 8, slots=self.q_slots)
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim, self.kv_bits)
+        return Tile(self.tile_n, self.head_dim, 8)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v, self.kv_bits)
+        return Tile(self.tile_n, self.head_dim_v, 8)
 
     @property
     def o_tile(self) -> Tile:
@@ -118,7 +130,7 @@ class Sm120ForwardConfig(ForwardVariant):
 
     @property
     def largest_p(self) -> int:
-        return 8 if self.operands is not None else 0
+        return 8
 
     @property
     def persistent(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...fwd.variant import RESCALE_THRESHOLD_8BIT
 from ...mods.ir.record import Mods
 from ...pipeline.fragment import ROWS_PER_WARP
-from ...runtime import plan as plans
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
@@ -33,13 +31,12 @@ class Sm120Forward(plan.ForwardDirection[Sm120ForwardConfig]):
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)
         tiles = self.choice.row
-        if spec.operands is not None:
-            tiles = replace(tiles, rescale_threshold=RESCALE_THRESHOLD_8BIT)
         packed = _packed_heads(spec, extent, tiles)
         self.splits = _splits(spec, extent, chip, tiles, packed)
         cfg = Sm120ForwardConfig(
             **Sm120ForwardConfig.options(spec, packed, self.splits),
             **columns(tiles, Sm120ForwardConfig),
+            rescale_threshold=RESCALE_THRESHOLD_8BIT,
             smem_bytes=chip.smem_per_block - (JOINING_BYTES if self.splits > 1 else 0),
         )
         l2_group, most = l2_groups(spec, extent, chip, cfg, tiles)
@@ -89,9 +86,3 @@ def _splits(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forward
         return 1
     count = work_tiles(spec, extent, packed, tiles.consumers * ROWS)
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms)
-
-
-class Plan(plans.ForwardBackwardPlan):
-    """Plan of the forward alone."""
-
-    directions = Sm120Forward, None

@@ -19,7 +19,7 @@ class TileShape:
     consumers: int
     tile_n: int
     most_stages: int = 4
-    rescale_threshold: float = 8.0
+    ping_pong: bool = True
     l2_group: int | None = None
 
 
@@ -40,7 +40,7 @@ def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
 FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), "many query rows")
 _REASONED = "by reasoning"
 TILES = (
-    Rule("few queries", FEW, TileShape(1, 64), _REASONED),
+    Rule("few queries", FEW, TileShape(1, 64, ping_pong=False), _REASONED),
     Rule("lists of blocks", BLOCKS, TileShape(2, 64), "blocks have multiples of 128 rows"),
     Rule("head_dim <= 64", head_dims(64), TileShape(3, 64), _REASONED),
     Rule("head_dim <= 128", OTHERWISE, TileShape(2, 64), _REASONED),

@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
 from ....core.mask import range_blocks
-from ....fwd.device.consumer import Consumer
+from ....fwd.device.consumer import ConsumerRows
 from ....fwd.device.output import out_to_smem, store_out, wait_stores_read, zeros_to_global
 from ....fwd.device.ping_pong import PingPong
 from ....fwd.device.queue import Queue
@@ -84,7 +84,7 @@ def loop(consumer: Fp8Consumer, softmax: Fp8Softmax, work: Work, q: Cursor, k: C
     return k, v
 
 
-class Fp8Consumer(Consumer):
+class Fp8Consumer(ConsumerRows):
     """Operands and registers of one consumer; created once."""
 
     def __init__(self, context: Fp8Context, index: Int32):
