@@ -13,8 +13,8 @@ from ..kvcache import checks as cache_checks
 from ..mods.frontend.call import MaskMod, ScoreMod
 from ..mods.ir.record import Mods
 from ..runtime import dispatch
-from ..runtime.device import chip_of
-from ..runtime.spec import CONVERTED, AttentionInputs, AttentionSpec, Cache, Flags
+from ..runtime.device import Chip, chip_of
+from ..runtime.spec import CONVERTED, AttentionInputs, AttentionSpec, Cache, Feature, Flags, Operands, ProblemSize
 from ..torch_ops import checks, jagged, low_precision, mod_ops, recipes
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
@@ -130,13 +130,45 @@ def explain(
     spec = AttentionSpec.of(inputs, flags, mods, cache)
     factors = Descales(*descales)
     operands = operands_of(inputs, factors) if is_8bit else low_precision.PRECISIONS.get(precision or "")
+    native = None
     if operands is not None:
         dtype = torch.bfloat16 if is_8bit else q.dtype
-        spec = low_precision.native_spec(inputs, mods, flags, dtype, operands) or spec
-    found = dispatch.explain(spec, inputs.extent, chip_of(q.device), backend, visited)
+        native = low_precision.native_spec(inputs, mods, flags, dtype, operands)
+    found = dispatch.explain(native or spec, inputs.extent, chip_of(q.device), backend, visited)
+    if native is not None:  # rows of 16-bit products of the same backend come before
+        found = replace(found, refused=tuple(x for x in found.refused if x[0] != found.chosen))
+    elif is_8bit or operands is not None:
+        reasons = _dequantised(replace(spec, operands=operands), inputs.extent, chip_of(q.device), backend)
+        found = replace(found, refused=(*found.refused, ("products of 8 bits", reasons)))
     if precision is not None and flags.needs_backward:
         found = replace(found, backward=_trained(inputs, mods, flags, precision))
     return found
+
+
+def _dequantised(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> tuple[str, ...]:
+    """Return why no kernel multiplies the 8-bit numbers of a call. The spec has no operands for scales that none
+    takes."""
+    if spec.operands is None:
+        return (
+            "need scales of a tensor or a head; or of 32 columns of q and k, with a head_dim that is a multiple of 32, "
+            'and of 32 tokens of v (axis="tokens")',
+        )
+    spec = replace(spec, needs_backward=False, deterministic=False)
+    rows = [row for row in dispatch.BACKENDS if Feature.OPERANDS_8BIT in row.features and row.on(chip)]
+    if backend != "auto":
+        rows = [row for row in rows if row.name == backend]
+    if not rows:
+        return (f"no kernel has them on {chip}" + ("" if backend == "auto" else f" with backend={backend!r}"),)
+    of_blocks = [row for row in rows if Feature.BLOCK_SCALES in row.features]
+    if spec.operands is Operands.MXFP8 and of_blocks:
+        rows = of_blocks
+    queries, keys = extent.max_seqlen_q, extent.max_seqlen_k
+    told = [
+        *(f"need {row.least_queries} queries or more to pay" for row in rows if queries < row.least_queries),
+        *(f"take up to {row.most_keys} keys" for row in rows if row.most_keys is not None and keys > row.most_keys),
+        *(reason for row in rows for reason in row.refusals(spec, chip)),
+    ]
+    return tuple(dict.fromkeys(told)) or ("need a key, and a softmax_scale that is not negative",)
 
 
 def _trained(inputs: AttentionInputs, mods: Mods | None, flags: Flags, precision: str) -> str | None:

@@ -124,7 +124,8 @@ def env(as_json: bool) -> None:
     "--chip",
     type=ChipNumber(),
     default=None,
-    help="Ask for another chip: sm_100a or 100 for B200, sm_90a or 90 for H100, 0 for no GPU.",
+    help="Ask for another chip: sm_100a or 100 for B200, sm_90a for H100, sm_120a for RTX 50, sm_121a for GB10, 0 for "
+    "no GPU.",
 )
 @click.option("--table", is_flag=True, help="Print the whole support table instead.")
 def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
@@ -150,7 +151,11 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
 @problem_options
 @click.option("--chip", type=ChipNumber(), default="sm_100a", show_default=True, help="Or its number: 100, 90.")
 @click.option(
-    "--sms", default=None, type=POSITIVE, help="Multiprocessors, if the chip has fewer: H100 PCIe 114, H20 78."
+    "--sms",
+    default=None,
+    type=POSITIVE,
+    help="Multiprocessors, if the GPU has others than the chip's first: H100 PCIe 114, H20 78, RTX PRO 6000 188, RTX "
+    "5070 48.",
 )
 @click.option(
     "--record", "--from", "record", type=click.Path(exists=True, dir_okay=False),
@@ -170,6 +175,8 @@ def compile_command(chip: int, sms: int | None, record: str | None, out: str, ba
             problems = [x if sms is None else x._replace(sms=sms) for x in ahead.recorded(Path(record))]
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    if not problems:
+        raise click.ClickException(f"{record} records no problem: nothing ran a kernel of fa4")
     seconds: dict[tuple, float] = {}
     for problem in problems:
         try:

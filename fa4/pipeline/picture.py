@@ -11,7 +11,7 @@ import sys
 import torch
 
 from ..runtime.device import chip_by_number
-from ..runtime.spec import AttentionSpec, ProblemSize
+from ..runtime.spec import AttentionSpec, Operands, ProblemSize
 from .channels import ONCE, Channel, ChannelTable, ClusterSharing, Implied
 from .kernel import Config, RoleKernel
 from .roles import WARP, RoleTable
@@ -23,12 +23,14 @@ PAGES = {  # kernel: (head_dim, is causal, roles that write results) of each con
     "sm100.bwd.wide": ((256, False, ("compute",)),),
     "sm100.fwd.widest": ((512, True, ("softmax",)),),
     "sm100.bwd.widest": ((512, False, ("compute",)),),
+    "sm120.fwd": ((128, True, ("compute",)),),
     "sm90.fwd": ((128, True, ("compute",)),),
     "sm90.bwd": ((128, True, ("compute", "reduce")), (256, True, ("dV", "dK"))),
     "sm90.fwd.widest": ((512, True, ("compute",)),),
     "sm90.latent": ((576, True, ("even", "odd")),),
 }
 OWN_PLANS = "sm90.fwd.widest", "sm90.latent"  # kernels whose plan is not the backend's
+OPERANDS = {"sm120": Operands.MXFP8}  # of backends that do not multiply 16-bit numbers
 LATENT_COLUMNS = 512  # of V
 BETWEEN = "\n\n### The wide kernel\n\nFor bf16, d = 256, causal: CTA pairs and a deterministic order.\n\n"
 
@@ -42,7 +44,9 @@ def tables(name: str) -> str:
     for head_dim, is_causal, output_roles in PAGES[name]:
         dims, heads = (head_dim, LATENT_COLUMNS if is_latent else head_dim), (16, 1 if is_latent else 16)
         window_right = 0 if is_causal else None
-        spec = AttentionSpec(torch.bfloat16, *dims, *heads, head_dim**-0.5, window_right=window_right)
+        spec = AttentionSpec(
+            torch.bfloat16, *dims, *heads, head_dim**-0.5, window_right=window_right, operands=OPERANDS.get(backend)
+        )
         made = directions[direction == "bwd"](spec, ProblemSize(4, 4096, 4096), chip_by_number(int(backend[2:])))
         cfg = made.config(has_dlse=False) if direction == "bwd" else made.cfg
         memories = [module.tmem_map(cfg).table()] if hasattr(module, "tmem_map") else []

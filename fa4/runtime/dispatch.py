@@ -228,6 +228,8 @@ _SM120_FP8 = replace(
     chips="sm_120 or sm_121",
     on=lambda chip: chip.number in (120, 121),
     head_dims=HeadDims(multiple=16, largest=128),
+    # Where dropout drops the largest P of a row, the rounding of another one would count by up to 6 %.
+    features=_SM100_FP8.features - {Feature.DROPOUT},
     module="fa4.sm120.plan",
     limits=(limits.mod_limits, limits.block_limits, limits.only_8bit_limits),
 )
@@ -349,6 +351,8 @@ def _judge(spec: AttentionSpec, chip: Chip, backend: str) -> tuple[Backend | Non
     for row in BACKENDS:
         if not row.on(chip) and any(name == row.name for name, _ in refused):
             continue  # a further row of another chip's backend gives no further reason
+        if backend == "auto" and spec.operands is None and Feature.OPERANDS_8BIT in row.features:
+            continue  # nor does a row of 8-bit products for a call on 16-bit numbers
         reasons = row.refusals(spec, chip)
         if backend not in ("auto", row.name):
             reasons.insert(0, f"backend={backend!r} was asked for")

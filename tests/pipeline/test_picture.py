@@ -15,6 +15,7 @@ PAGES = {
     "sm100.bwd.wide": "blackwell-backward-wide.md",
     "sm100.fwd.widest": "blackwell-widest.md",
     "sm100.bwd.widest": "blackwell-widest.md",
+    "sm120.fwd": "consumer-blackwell.md",
     "sm90.fwd": "hopper-forward.md",
     "sm90.bwd": "hopper-backward.md",
     "sm90.fwd.widest": "hopper-widest.md",
