@@ -80,8 +80,12 @@ def facts(device: torch.device) -> dict:
 
 
 def copy_gbps(device: torch.device) -> float:
-    """GB/s of a copy, bytes read and bytes written: 2 GiB on a GPU, 64 MiB elsewhere."""
-    x = torch.zeros((2 << 30) if device.type == "cuda" else (64 << 20), dtype=torch.uint8, device=device)
+    """GB/s of a copy, bytes read and bytes written: 2 GiB on a GPU, or a sixteenth of its memory if that is less; 64
+    MiB elsewhere."""
+    size = 64 << 20
+    if device.type == "cuda":
+        size = min(2 << 30, torch.cuda.get_device_properties(device).total_memory // 16)
+    x = torch.zeros(size, dtype=torch.uint8, device=device)
     y = torch.empty_like(x)
     return 2 * x.numel() / measure(lambda: y.copy_(x), device).median_ms / 1e6
 

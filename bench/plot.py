@@ -22,6 +22,7 @@ from .suites import BenchCase
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(BenchCase))
 _REQUIRED = {field.name for field in dataclasses.fields(BenchCase) if field.default is dataclasses.MISSING}
+_REQUIRED |= {"suite", "time"}
 _INCHES = {"lines": (3.4, 2.8), "bars": (4.6, 2.9)}  # of a panel, width and height
 _WIDEST = 20.0  # inches of a figure
 

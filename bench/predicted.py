@@ -11,20 +11,21 @@ import math
 import sys
 from pathlib import Path
 
-from warpcheck.timing.chips import chip_table
+from warpcheck.timing.chips import GPUS, ChipTable
 
 from fa4.emulator.attention import Problem
 from fa4.emulator.latents import Latents, predict_latents
 from fa4.emulator.predict import Prediction, predict
+from fa4.emulator.warp_mma import CHIPS as WARP_MMA_CHIPS
 from fa4.runtime.spec import Operands
 
 from .suites import E4M3, MXFP8, BenchCase
 
 
-def facts(chip: str) -> dict:
+def facts(gpu: str) -> dict:
     """Stands where a measured row says which machine it was taken on."""
-    table = chip_table(chip)
-    return {"device": f"{table.gpu}, predicted", "chip": chip, "clock_ghz": table.clock.value,
+    table = GPUS[gpu]
+    return {"device": f"{gpu}, predicted", "chip": table.chip, "clock_ghz": table.clock.value,
             "clock_ghz_backward": table.clock_of("bwd")}  # fmt: skip
 
 
@@ -36,18 +37,21 @@ PREDICTED = {  # provider: package of `fa4.emulator.attention`, and whether its 
 }
 
 
-def predicted_row(case: BenchCase, chip: str, provider: str = "fa4") -> dict:
-    """One row of a provider in `PREDICTED`, marked "predicted"; "skipped" says why a case has no prediction."""
+def predicted_row(case: BenchCase, chip: str, provider: str = "fa4", table: ChipTable | None = None) -> dict:
+    """One row of a provider in `PREDICTED`, marked "predicted"; "skipped" says why a case has no prediction. table: of
+    the GPU [default: the chip's]."""
     row: dict = {"provider": provider, "label": case.label, **dataclasses.asdict(case), "predicted": True}
     package, deterministic = PREDICTED[provider]
     if package != "fa4" and (case.dtype == MXFP8 or (case.dtype == E4M3 and case.direction == "bwd")):
         name = "backward" if case.direction == "bwd" else "forward"
         return {**row, "skipped": f"{package} has no {name} of {case.dtype}"}
-    reason = _beyond(case) or ("a forward is always deterministic" if deterministic and case.direction == "fwd" else "")
+    reason = _beyond(case, chip) or (
+        "a forward is always deterministic" if deterministic and case.direction == "fwd" else ""
+    )
     if reason:
         return {**row, "skipped": reason}
     try:
-        found = _prediction(case, chip, package, deterministic)
+        found = _prediction(case, chip, package, deterministic, table)
     except (ValueError, ImportError) as error:
         return {**row, "skipped": str(error)}
     except RuntimeError as error:
@@ -64,21 +68,25 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4") -> dict:
     }
 
 
-def _prediction(case: BenchCase, chip: str, package: str, deterministic: bool) -> Prediction:
+def _prediction(case: BenchCase, chip: str, package: str, deterministic: bool, table: ChipTable | None) -> Prediction:
     if case.v_in_k:
         sizes = case.batch, case.seqlen_q, case.seqlen_k, case.causal, case.heads_q
         return predict_latents(Latents(*sizes), package, chip)
     sizes = case.batch, case.seqlen_q, case.heads_q, case.head_dim, case.head_dim_v
     operands = {E4M3: Operands.E4M3, MXFP8: Operands.MXFP8}.get(case.dtype)
-    return predict(Problem(case.direction, *sizes, case.causal, deterministic, operands), chip, package)
+    keys = None if case.seqlen_k == case.seqlen_q else case.seqlen_k
+    problem = Problem(case.direction, *sizes, case.causal, deterministic, operands, keys)
+    return predict(problem, chip, package, table=table)
 
 
-def _beyond(case: BenchCase) -> str:
+def _beyond(case: BenchCase, chip: str) -> str:
     if case.v_in_k:
         is_predicted = case.page_size is None and not case.converts_kv and case.direction == "fwd"
         return "" if is_predicted else "of latents only a forward without pages is predicted"
-    if case.heads_q != case.heads_kv or case.seqlen_q != case.seqlen_k:
-        return "only self-attention with as many key/value heads is predicted"
+    if case.heads_q != case.heads_kv:
+        return "only attention with as many key/value heads is predicted"
+    if case.seqlen_q != case.seqlen_k and chip not in WARP_MMA_CHIPS:
+        return f"only self-attention is predicted on {chip}"
     if case.window is not None:
         return "windows are not predicted"
     if case.converts_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3, MXFP8):

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fa4
 from fa4.runtime import scaled_rows
 
-from .suites import BenchCase
+from .suites import MXFP8, BenchCase, in_blocks
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class NotOffered(ValueError):
+    """A provider does not have what a case needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +38,25 @@ def _fa4(**flags) -> Callable[[BenchCase], Attention]:
     def build(case: BenchCase) -> Attention:
         if case.page_size is not None or case.converts_kv or case.v_in_k:
             return _in_cache(case, **flags)
+        if case.dtype == MXFP8:
+            return _in_blocks(case, **flags)
         window_size = case.window, None
         return functools.partial(fa4.flash_attn_func, causal=case.causal, window_size=window_size, **flags)
 
     return build
+
+
+def _in_blocks(case: BenchCase, **flags) -> Attention:
+    """q, k and v are rounded to 8 bits at the first call."""
+    made: dict[str, Any] = {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not made:
+            for name, (data, scales) in zip("qkv", in_blocks(q, k, v)):
+                made.update({name: data, f"{name}_descale": scales})
+        return fa4.flash_attn_func(**made, causal=case.causal, window_size=(case.window, None), **flags)
+
+    return attend
 
 
 def _in_cache(case: BenchCase, **flags) -> Attention:
@@ -88,7 +108,7 @@ def _sdpa(backend: SDPBackend | None) -> Callable[[BenchCase], Attention]:
 
     def build(case: BenchCase) -> Attention:
         if case.causal and case.seqlen_q not in (1, case.seqlen_k):
-            raise ValueError("torch aligns causal masks top-left")
+            raise NotOffered("torch aligns causal masks top-left")
         causal = case.causal and case.seqlen_q > 1
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -142,7 +162,7 @@ def _flashinfer(case: BenchCase) -> Attention:
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
     if case.direction != "fwd":
-        raise ValueError("flashinfer has no backward")
+        raise NotOffered("flashinfer has no backward")
     size = case.page_size or _FLASHINFER_PAGE
     planned: list[Callable[[Tensor], Tensor]] = []
 
@@ -195,7 +215,7 @@ def _flex(case: BenchCase) -> Attention:
 def _without_window(build: Callable[[BenchCase], Attention]) -> Callable[[BenchCase], Attention]:
     def build_unless_window(case: BenchCase) -> Attention:
         if case.window is not None:
-            raise ValueError("has no windows")
+            raise NotOffered("has no windows")
         return build(case)
 
     return build_unless_window
@@ -204,7 +224,9 @@ def _without_window(build: Callable[[BenchCase], Attention]) -> Callable[[BenchC
 def _of_16_bits(build: Callable[[BenchCase], Attention]) -> Callable[[BenchCase], Attention]:
     def build_unless_8bit(case: BenchCase) -> Attention:
         if case.converts_kv:
-            raise ValueError("is not given caches of 8-bit numbers here")
+            raise NotOffered("is not given caches of 8-bit numbers here")
+        if case.dtype == MXFP8:
+            raise NotOffered("has no mxfp8")
         return build(case)
 
     return build_unless_8bit

@@ -25,11 +25,12 @@ from fa4.runtime.jit import compile_only
 
 from . import machine
 from .check import Judge, what_failed
-from .providers import PROVIDERS, Provider
-from .suites import E4M3, MXFP8, SUITES, BenchCase, made_tensors
+from .providers import PROVIDERS, NotOffered, Provider
+from .suites import SUITES, BenchCase, made_tensors
 from .timing import Timing, captured, measure_in_turns, peak_extra_bytes
 
 RESULTS = Path("bench/results")  # below the current directory, which is the root of a checkout
+_NO_MEMORY = "does not fit the memory of the GPU"
 console = Console(highlight=False)
 
 
@@ -57,7 +58,7 @@ def _begun(
     device: torch.device,
 ) -> tuple[dict, Callable[[], object] | None]:
     """What a row says beside the time, whether the result was right among it, and, if it was, what is to be timed.
-    Errors become the row's "error"."""
+    Errors become the row's "error"; what a provider does not have, or what does not fit the memory, its "skipped"."""
     row: dict = {}
     reason = provider.unavailable(device)
     if reason:
@@ -67,12 +68,18 @@ def _begun(
         if judge is not None:
             judgements = judge.judgements(got)
             row["checked"] = {j.name: {"error": j.error, "allowed": j.allowed} for j in judgements}
+            if judge.queries < case.seqlen_q:
+                row["checked_queries"] = judge.queries
             wrong = [str(j) for j in judgements if not j.right]
             if wrong:
                 return {**row, "error": "wrong result: " + "; ".join(wrong)}, None
         del got
         row["peak_extra_bytes"] = peak_extra_bytes(work, device)
         return row, work
+    except NotOffered as error:
+        return {**row, "skipped": str(error)}, None
+    except torch.OutOfMemoryError as error:
+        return {**row, "skipped": f"{_NO_MEMORY}: {what_failed(error)}"}, None
     except Exception as error:  # one provider's failure must not end the run; the row carries it
         return {**row, "error": what_failed(error)}, None
 
@@ -180,21 +187,20 @@ def _table(rows: list[dict], providers: list[str], gemm: float, copy: float, by_
     return table
 
 
-def _predict(
-    suite: str, cases: list[BenchCase], providers: list[str], output: Path | None, chip: str = "sm_100a"
-) -> int:
-    """Append what the emulator's clock says of providers on a chip; the exit code."""
-    from .predicted import facts, predicted_row
+def _predict(suite: str, cases: list[BenchCase], providers: list[str], output: Path | None, gpu: str) -> int:
+    """Append what the emulator's clock says of providers on a GPU; the exit code."""
+    from .predicted import GPUS, facts, predicted_row
 
     now = datetime.datetime.now(datetime.UTC)
-    where = facts(chip)
-    output = output or RESULTS / f"{now:%Y-%m-%d}_predicted_{chip}_{suite}.jsonl"
+    where, chip = facts(gpu), GPUS[gpu].chip
+    name = machine.slug(gpu) if suite == "consumer" else chip  # chips of consumer Blackwell have several GPUs
+    output = output or RESULTS / f"{now:%Y-%m-%d}_predicted_{name}_{suite}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     columns = ("case", "provider", "ms, predicted", "TFLOP/s", "bound")
     table = Table(*columns, title=f"{where['device']}, {where['clock_ghz']} and {where['clock_ghz_backward']} GHz")
     rows = []
     for case, name in itertools.product(cases, providers):
-        rows.append(predicted_row(case, chip, name))
+        rows.append(predicted_row(case, chip, name, GPUS[gpu]))
         row = rows[-1]
         if "median_ms" in row:
             table.add_row(case.label, name, f"{row['median_ms']:.3f}", f"{row['tflops']:.4g}", row["bound"])
@@ -223,7 +229,7 @@ def _kept_on_interrupt() -> Iterator[None]:
 
 
 # Suites of a chip, and its number for --dry-run.
-CHIP_SUITES = {"sm100": 100, "hopper": 90}
+CHIP_SUITES = {"sm100": 100, "hopper": 90, "consumer": 120}
 PEERS = ("fa4", "fa4-deterministic", "fa2", "cudnn", "flash-attn-4")
 
 
@@ -245,17 +251,23 @@ PEERS = ("fa4", "fa4-deterministic", "fa2", "cudnn", "flash-attn-4")
     "--output", type=click.Path(path_type=Path), default=None, help="Default: bench/results/<date>_<gpu>_<suite>.jsonl"
 )
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs: what the GPU takes, launches left out.")
-@click.option("--predict", is_flag=True, help="Predict rows of a B200 by the emulator's clock; time nothing.")
+@click.option("--predict", is_flag=True, help="Predict rows of a GPU by the emulator's clock; time nothing.")
+@click.option("--gpu", help="GPU of --predict [default: B200; of the suite consumer RTX 5090].")
 @click.option("--dry-run", "chip", type=int, default=None, help="Only compile fa4's kernels for this chip, e.g. 100.")
-def main(suite, providers, device, seed, seconds, check, pattern, output, graph, predict, chip) -> None:
+def main(suite, providers, device, seed, seconds, check, pattern, output, graph, predict, gpu, chip) -> None:
     """Check and time a suite; rows go to a JSONL file, a table to the terminal."""
     if providers is None:
         providers = ",".join(PEERS if suite in CHIP_SUITES else ("fa4", "sdpa"))
     names, known = [name.strip() for name in providers.split(",")], list(PROVIDERS)
     if predict:
-        from .predicted import PREDICTED
+        from .predicted import GPUS, PREDICTED
 
         known = [*dict.fromkeys((*PROVIDERS, *PREDICTED))]
+        gpu = gpu or ("RTX 5090" if suite == "consumer" else "B200")
+        if gpu not in GPUS:
+            raise click.BadParameter(f"{gpu!r}: expected one of {', '.join(GPUS)}", param_hint="--gpu")
+    elif gpu:
+        raise click.UsageError("--gpu is given without --predict")
     unknown = [name for name in names if name not in known]
     if unknown:
         raise click.BadParameter(f"{', '.join(unknown)}: expected some of {', '.join(known)}", param_hint="--providers")
@@ -265,7 +277,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, graph,
         raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--filter") from None
     if not cases:
         raise click.BadParameter(f"{pattern!r} matches no case of suite {suite}", param_hint="--filter")
-    if not predict and any(case.dtype in (E4M3, MXFP8) for case in cases):
+    if not predict and any(case.is_predicted_only for case in cases):
         raise click.UsageError(f"suite {suite} is predicted only, by --predict; `python -m bench.fp8` times forwards")
     if chip is not None:
         try:
@@ -274,12 +286,12 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, graph,
             raise click.BadParameter(str(error), param_hint="--dry-run") from None
         raise SystemExit(1 if dry_run(cases, chip) else 0)
     if predict:
-        raise SystemExit(_predict(suite, cases, [name for name in names if name in PREDICTED], output))
+        raise SystemExit(_predict(suite, cases, [name for name in names if name in PREDICTED], output, gpu))
     where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if suite in CHIP_SUITES and where.type == "cpu":
         raise click.UsageError(
             f"suite {suite} is timed on a GPU, and the device is {where}. Without a GPU, "
-            f"`--dry-run {CHIP_SUITES[suite]}` compiles its kernels, and `--predict` predicts times of a B200."
+            f"`--dry-run {CHIP_SUITES[suite]}` compiles its kernels, and `--predict` predicts times."
         )
     for name in names:
         reason = PROVIDERS[name].unavailable(where)
@@ -295,8 +307,9 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, graph,
             progress.update(task, description=case.label)
             rows += run_case(case, [PROVIDERS[name] for name in names], where, seed, check, seconds, graph)
             for row in rows[-len(names) :]:
-                if "error" in row:
-                    progress.console.print(f"{row['provider']}: {case.label}: {row['error']}")
+                if "error" in row or row.get("skipped", "").startswith(_NO_MEMORY):
+                    why = row.get("error") or row["skipped"]
+                    progress.console.print(f"{row['provider']}: {case.label}: {why}")
             progress.advance(task)
     try:
         gemm.append(machine.gemm_tflops(where))

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import fa4
 from fa4.runtime import nvfp4, scaled_rows
 from fa4.torch_ops.flops import unmasked_pairs
 
-E4M3, MXFP8 = "float8_e4m3fn", "mxfp8"  # `BenchCase.dtype`: also e4m3 with scales of blocks
+E4M3, MXFP8 = "float8_e4m3fn", "mxfp8"  # `BenchCase.dtype`: also e4m3 with scales of blocks of 32 numbers
 HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 
 
@@ -55,6 +56,11 @@ class BenchCase:
         return f"{self.direction} d{d} {self.kind} b{self.batch} h{heads} {lengths} {self.dtype}{cache}{pages}"
 
     @property
+    def is_predicted_only(self) -> bool:
+        """Whether no provider is timed on the case."""
+        return self.dtype == E4M3 or (self.dtype == MXFP8 and self.direction == "bwd")
+
+    @property
     def converts_kv(self) -> bool:
         return self.fp8 or self.nvfp4 or self.scaled_rows
 
@@ -84,10 +90,16 @@ class BenchCase:
         return self.direction == "fwd" and self.flops < 64 * self.nbytes
 
 
+def in_blocks(q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """e4m3 numbers of q, k and v, and their scales of blocks, along the axis that the product sums over."""
+    return [fa4.quantize(x, "mxfp8", axis=axis) for x, axis in ((q, "head_dim"), (k, "head_dim"), (v, "tokens"))]
+
+
 def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v with gradients wanted in the backward, and dout. k and v hold the numbers that a cache of them holds."""
+    """q, k, v with gradients wanted in the backward, and dout. k and v hold the numbers that a cache of them holds, and
+    all three those of 8-bit tensors with scales of blocks."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    dtype = getattr(torch, case.dtype)
+    dtype = torch.bfloat16 if case.dtype == MXFP8 else getattr(torch, case.dtype)
 
     def normal(seqlen: int, heads: int, dim: int) -> Tensor:
         return torch.randn(case.batch, seqlen, heads, dim, device=device, generator=generator).to(dtype)
@@ -101,6 +113,8 @@ def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tens
         k, v = (x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v))
     if case.nvfp4:
         k, v = (nvfp4.values(*nvfp4.quantised(x), dtype) for x in (k, v))
+    if case.dtype == MXFP8:
+        q, k, v = (fa4.dequantize(data, scales, dtype) for data, scales in in_blocks(q, k, v))
     dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)
     if case.direction == "bwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
@@ -190,6 +204,37 @@ def _hopper() -> tuple[BenchCase, ...]:
     )
 
 
+def _prompt(seqlen: int, heads: tuple[int, int], head_dim: int, window: int | None = None) -> BenchCase:
+    """All rows of a prompt. heads: of queries, and of keys and values."""
+    return BenchCase("fwd", 1, seqlen, seqlen, *heads, head_dim, head_dim, True, window=window)
+
+
+def _image(queries: int, keys: int | None = None) -> BenchCase:
+    """An attention of a diffusion transformer. keys: of a text, else of the image."""
+    return BenchCase("fwd", 1, queries, keys or queries, 24, 24, 128, 128, False)
+
+
+def _consumer() -> tuple[BenchCase, ...]:
+    """Shapes of graphics cards and small workstations; the tensors of each fit 8 GB."""
+    training = [
+        square(direction, seqlen, d, True, tokens=8192, heads=heads)
+        for d, heads in ((64, 12), (128, 16))
+        for direction in ("fwd", "bwd")
+        for seqlen in (1024, 2048, 4096)
+    ]
+    prompts = [_prompt(seqlen, (32, 8), 128) for seqlen in (1024, 2048, 4096, 8192, 16384)]
+    images = [_image(4096), _image(8192), _image(16384), _image(4096, 512), _image(16384, 512)]
+    multiplied = prompts[2], prompts[4], training[2], images[0], images[2], images[4]
+    return (
+        *prompts,
+        *(_prompt(seqlen, (32, 8), 64) for seqlen in (1024, 4096, 16384)),
+        *(_prompt(seqlen, (64, 8), 64, window=127) for seqlen in (1024, 4096, 16384)),  # as in gpt-oss
+        *training,
+        *images,
+        *(replace(case, dtype=MXFP8) for case in multiplied),
+    )
+
+
 _CPU = tuple(
     BenchCase(direction, 1, seqlen, seqlen, heads, heads, 64, 64, causal, "float32")
     for direction in ("fwd", "bwd")
@@ -225,6 +270,7 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         ),
     ),
     "hopper": _hopper(),
+    "consumer": _consumer(),
     "wide": (
         *_squares((1024, 4096, 16384), (256, 512)),
         *_squares((4096,), (192, 320), heads=8),

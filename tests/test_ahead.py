@@ -112,7 +112,7 @@ def of_record(record, out):
     return {path.name for path in (out / jit.fingerprint()).iterdir()}
 
 
-@pytest.mark.parametrize("chip", [80, 90, 100])
+@pytest.mark.parametrize("chip", [80, 90, 100, 120, 121])
 @pytest.mark.parametrize("call", ON_CACHES.values(), ids=ON_CACHES)
 def test_what_a_decoder_asks_for_is_compiled_ahead(asked, kept, monkeypatch, tmp_path, call, chip):
     """Attention on a cache and appends to it, from a record."""
@@ -135,6 +135,49 @@ def test_what_a_decoder_asks_for_is_compiled_ahead(asked, kept, monkeypatch, tmp
     calls.plain_calls.clear()
     monkeypatch.delenv("FA4_RECORD")
     assert asked and of_record(record, tmp_path / "out") == set(asked)
+
+
+def in_eight_bits():
+    """A call on tensors with scales of blocks, and a training step."""
+    x = torch.randn(1, 64, 2, 64, generator=torch.Generator().manual_seed(0)).to(BF16)
+    given = {}
+    for name in "qkv":
+        given[name], given[f"{name}_descale"] = fa4.quantize(x, "mxfp8", axis="tokens" if name == "v" else "head_dim")
+    fa4.flash_attn_func(**given, causal=True)
+    leaves = [x.clone().requires_grad_() for _ in range(3)]
+    torch.autograd.grad(fa4.flash_attn_func(*leaves, precision="mxfp8").float().sum(), leaves)
+
+
+def in_16_bits():
+    """Two training steps, the second with wider heads."""
+    for head_dim in (128, 256):
+        leaves = [torch.zeros(1, 64, 2, head_dim, dtype=BF16, requires_grad=True) for _ in range(3)]
+        out = fa4.flash_attn_func(*leaves, causal=True, deterministic=True)
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+
+@pytest.mark.parametrize("chip", [120, 121])
+@pytest.mark.parametrize("calls", [in_16_bits, in_eight_bits])
+def test_a_record_of_consumer_blackwell_is_compiled_for_its_chip(asked, kept, monkeypatch, tmp_path, calls, chip):
+    """GB10 has fewer multiprocessors than an RTX 5090, and a target of its own. A backward in 16 bits of a forward in 8
+    bits is recorded as a problem, whose forward is compiled, too."""
+    record = tmp_path / "record.jsonl"
+    monkeypatch.setenv("FA4_RECORD", str(record))
+    monkeypatch.setattr(recording, "_added", set())
+    with emulating(chip_by_number(chip)):
+        calls()
+    monkeypatch.delenv("FA4_RECORD")
+    found = list(ahead.recorded(record))
+    assert {(x.chip, x.sms) for x in found} == {(chip, {120: 170, 121: 48}[chip])}
+    assert calls is in_16_bits or any(x.spec.operands is not None for x in found)
+    assert asked and of_record(record, tmp_path / "out") >= set(asked)
+
+
+@pytest.mark.parametrize("chip", ["sm_120a", "sm_121a"])
+def test_options_compile_for_consumer_blackwell(kept, tmp_path, chip):
+    shape = ["--seqlen", "64", "--heads-q", "4", "--heads-kv", "2", "--causal", "--backward"]
+    result = CliRunner().invoke(main, ["compile", *shape, "--chip", chip, "--out", str(tmp_path)])
+    assert result.exit_code == 0 and f"2 kernels for {chip}" in result.output, result.output
 
 
 def test_kernels_for_a_chip_with_fewer_multiprocessors(asked, kept, monkeypatch, tmp_path, seed):
@@ -202,6 +245,7 @@ def test_a_problem_that_comes_again_is_written_once(monkeypatch, tmp_path):
 REFUSALS = {
     "chip": (["--chip", "77"], "chip number 77 is not known"),
     "no_kernel": (["--chip", "100", "--dtype", "fp64"], "plain torch serves it"),
+    "other_backend": (["--chip", "sm_121a", "--backend", "sm100"], "needs sm_100 or sm_103"),
     "backend": (["--chip", "90", "--backend", "sm100"], "needs sm_100 or sm_103"),
 }
 

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 import fa4
 from bench import (
+    check,
     compare,
     flex,
     lines,
@@ -73,6 +74,49 @@ def test_a_wrong_result_is_not_timed(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(providers.PROVIDERS, "fa4", wrong)
     row = measured(tmp_path / "rows.jsonl", names="fa4", code=1)[0]
     assert "wrong result: out: error" in row["error"] and "median_ms" not in row
+
+
+def test_what_a_provider_does_not_have_is_skipped_with_the_reason(tmp_path, monkeypatch):
+    """Also what does not fit the memory: neither is a failure of the run."""
+    cases = (dataclasses.replace(TINY[0], window=9), dataclasses.replace(TINY[0], head_dim=32, dtype=suites.MXFP8))
+    monkeypatch.setitem(suites.SUITES, "smoke", cases)
+    monkeypatch.setattr(run.machine, "gemm_tflops", lambda device: 1.0)
+
+    def too_large(case):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setitem(providers.PROVIDERS, "fa4-torch", providers.Provider("fa4-torch", too_large, lambda device: ""))
+    rows = measured(tmp_path / "rows.jsonl", names="fa4,sdpa,fa4-torch")
+    memory = "does not fit the memory of the GPU: OutOfMemoryError: CUDA out of memory. Tried to allocate 9 GiB"
+    reasons = [row.get("skipped") for row in rows]
+    assert reasons == [None, "has no windows", memory, None, "has no mxfp8", memory]
+    assert all("checked" in row for row in rows if row["provider"] == "fa4")
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_as_many_queries_are_checked_as_the_memory_holds(monkeypatch, window):
+    """The last ones, which are a call of their own; an error there is found, and one of others is not."""
+    case = BenchCase("fwd", 2, 200, 200, 4, 2, 16, 16, True, "float32", window=window)
+    tensors = suites.made_tensors(case, torch.device("cpu"), 0)
+    out = providers.PROVIDERS["fa4"].build(case)(*tensors[:3])
+    monkeypatch.setattr(check, "_free_bytes", lambda device: 200 * 2 * 64 * 50)
+    judge = check.Judge(case, tensors)
+    assert judge.queries == 37  # three quarters of the memory
+    for row, is_right in ((200 - 38, True), (200 - 37, False), (199, False)):
+        wrong = out.clone()
+        wrong[0, row, 0] += 0.1
+        assert [j.right for j in judge.judgements({"out": wrong})] == [is_right]
+
+
+def test_8_bit_results_are_compared_with_the_numbers_of_8_bits():
+    case = BenchCase("fwd", 1, 70, 130, 4, 2, 64, 64, False, suites.MXFP8)
+    tensors = suites.made_tensors(case, torch.device("cpu"), 0)
+    for x, (data, scales) in zip(tensors, suites.in_blocks(*tensors[:3])):
+        assert x.dtype == torch.bfloat16 and torch.equal(fa4.dequantize(data, scales, torch.bfloat16), x)
+    out = providers.PROVIDERS["fa4"].build(case)(*tensors[:3])
+    judge = check.Judge(case, tensors)
+    assert [j.right for j in judge.judgements({"out": out})] == [True]
+    assert [j.right for j in judge.judgements({"out": 1.1 * out})] == [False]
 
 
 def test_a_provider_that_is_not_here_is_skipped_by_name(tiny, tmp_path):
@@ -129,6 +173,9 @@ def test_unknown_provider_and_empty_filter_are_refused(tiny):
         ("--seconds", ["--seconds", -1]),
         ("suite sm100 is timed on a GPU", ["--suite", "sm100", "--device", "cpu"]),
         ("`--dry-run 90` compiles its kernels", ["--suite", "hopper", "--device", "cpu"]),
+        ("`--dry-run 120` compiles its kernels", ["--suite", "consumer", "--device", "cpu"]),
+        ("--gpu is given without --predict", ["--gpu", "GB10"]),
+        ("'GTX 1080': expected one of B200, H100, RTX 5090", ["--predict", "--gpu", "GTX 1080"]),
     ],
 )
 def test_bad_options_are_usage_errors(tiny, message, arguments):
@@ -376,6 +423,14 @@ def test_every_suite_has_distinct_labels():
     for name, cases in suites.SUITES.items():
         labels = [case.label for case in cases]
         assert len(set(labels)) == len(labels), name
+
+
+def test_the_suite_of_consumer_gpus_fits_8_gb():
+    """With q, k, v, out and their gradients in 16 bits, and three providers' results."""
+    for case in suites.SUITES["consumer"]:
+        assert 3 * 2 * case.nbytes < 3e9, case.label
+        pairs = case.heads_q // case.heads_kv * case.seqlen_q * case.seqlen_k
+        assert case.direction == "fwd" or 64 * pairs < 2e9, case.label  # all queries of a backward are checked
 
 
 def test_dry_run_compiles_for_a_chip_that_is_not_here(monkeypatch):

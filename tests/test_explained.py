@@ -123,6 +123,48 @@ def test_explain_says_what_the_ctas_of_a_call_wait_for(chip, head_dim, grad, fla
     assert f"progress {expected}" in str(explanation).splitlines()
 
 
+def eight_bits(head_dim=64, axis="tokens", rows=200):
+    """e4m3 tensors with scales of blocks. axis: of v's blocks."""
+    x, given = torch.randn(1, rows, 2, head_dim).bfloat16(), {}
+    for name in "qkv":
+        quantised = fa4.quantize(x, "mxfp8", axis=axis if name == "v" else "head_dim")
+        given |= {name: quantised.data, f"{name}_descale": quantised.scales}
+    return given
+
+
+HALF = torch.zeros(1, 200, 2, 64, dtype=torch.bfloat16)
+NO_SCALES = {name: HALF.to(torch.float8_e4m3fn) for name in "qkv"}
+DEQUANTISED = {
+    "multiplied": (120, eight_bits(), None),
+    "gb10": (121, eight_bits(128), None),
+    "rounded": (120, dict.fromkeys("qkv", HALF) | dict(precision="mxfp8"), None),
+    "blackwell": (100, NO_SCALES, None),
+    "columns_of_v": (120, eight_bits(axis="head_dim"), 'of 32 tokens of v (axis="tokens")'),
+    "wide": (121, eight_bits(256), "lacks head_dim (256, 256) (has multiples of 16 up to 128)"),
+    "blocks": (100, eight_bits() | dict(block_mask=fa4.create_block_mask(fa4.masks.causal, None, None, 200, 200,
+                                                                         device="cpu")), "lacks block_mask"),
+    "a_backend": (120, eight_bits() | dict(backend="sm80"), "no kernel has them on sm_120 with backend='sm80'"),
+    "few_queries": (100, eight_bits(rows=7), "need 129 queries or more to pay"),
+    "hopper": (90, eight_bits(), "lacks scales of blocks of 32 numbers"),
+    "a_negative_scale": (120, NO_SCALES | dict(softmax_scale=-1.0), "a softmax_scale that is not negative"),
+    "no_kernel": (80, NO_SCALES, "no kernel has them on sm_80"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chip, call, reason", DEQUANTISED.values(), ids=DEQUANTISED)
+def test_explain_says_why_8_bits_are_not_multiplied(chip, call, reason):
+    """Where they are, rows of the same backend for 16 bits are no reason."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    with emulating(chip_by_number(chip)):
+        explanation = fa4.explain(**call)
+    told = dict(explanation.refused).get("products of 8 bits")
+    if reason is None:
+        assert told is None and explanation.chosen not in dict(explanation.refused)
+    else:
+        assert told is not None and reason in "; ".join(told)
+        assert f"not products of 8 bits: {'; '.join(told)}" in str(explanation).splitlines()
+
+
 def test_explain_says_nothing_of_ctas_where_there_is_no_kernel():
     explanation = fa4.explain(Q, K, K, backend="torch")
     assert explanation.progress == "" and "progress" not in str(explanation)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ ROOT = Path(__file__).parents[1]
 def test_a_step_can_be_run(step, dry):
     command = step.dry_command() if dry else step.command
     if not command:
-        assert step.command[1] in ("warpcheck", "bench.tune", "bench.overhead")  # have no form without a GPU
+        no_dry_form = ("warpcheck", "bench.tune", "bench.overhead", "bench.fp8")
+        assert step.command[1] in no_dry_form
         return
     module = command[command.index("-m") + 1]
     assert importlib.util.find_spec(module), module
@@ -52,6 +54,38 @@ def call(*arguments: str) -> Result:
 def test_the_list_is_shown_where_there_is_no_chip():
     result = call("--list")
     assert result.exit_code == 0 and result.output.index("environment") < result.output.index("times")
+
+
+@pytest.mark.parametrize(
+    "chip, suite, has, lacks",
+    [
+        ("sm_100a", "sm100", "tests/gpu/test_sm100_tiles.py", "tests.covering"),
+        ("sm_120a", "consumer", "tests.covering --device cuda", "tests/gpu/test_sm100_tiles.py"),
+        ("121", "consumer", "--array eight-bits-scaled", "bench.tune"),
+        ("90", "sm100", "bench.overhead", "tests.covering"),
+    ],
+)
+def test_steps_are_those_of_a_chip(chip, suite, has, lacks):
+    result = call("--list", "--chip", chip)
+    assert result.exit_code == 0 and f"--suite {suite}\n" in result.output
+    assert has in result.output and lacks not in result.output
+    assert "(needs a GPU with 6 GiB)" in result.output and "{suite}" not in result.output
+
+
+@pytest.mark.parametrize("arguments", [("--chip", "sm_120a"), ("--list", "--chip", "77"), ("--list", "--chip", "x")])
+def test_a_chip_is_one_that_exists_and_not_for_a_run(arguments):
+    result = call(*arguments)
+    assert result.exit_code == 2 and "--chip" in result.output
+
+
+def test_a_step_too_large_for_the_gpu_is_left_out_with_the_reason(monkeypatch, tmp_path):
+    properties = SimpleNamespace(total_memory=4 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    report = first_day.new_report(tmp_path / "report", dry=True)
+    for gib in (6, 4):
+        first_day.take(Step("large", "", ("-c", "pass"), gib=gib), 1, report, dry=False)
+    reason = "left out: needs a GPU with 6 GiB of memory, and this one has 4.0"
+    assert [row["result"] for row in report.results] == [reason, "ok"]
 
 
 def test_a_machine_without_a_gpu_is_refused_with_a_hint(monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -27,20 +27,24 @@ from rich.table import Table
 
 from bench import machine
 from fa4.cli.main import environment
-from fa4.runtime.device import chip_of
+from fa4.cli.options import ChipNumber
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_by_number, chip_of
 from tests.gpu.offered import offered
 
 ROOT = Path(__file__).parents[2]
-_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m")
+_PYTEST = ("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m")  # -rs: why tests are skipped
 _COLUMNS = "120"  # of the tables in logs
 
 
 @dataclass(frozen=True)
 class Step:
-    """One check. `command` is arguments of this Python; `{report}` in it stands for the folder of the report.
+    """One check. `command` is arguments of this Python; `{report}` in it stands for the folder of the report, `{suite}`
+    for the suite of the chip.
 
     under: a tool that runs the command.
     backend: the step is for chips that offer this backend; "" for any chip.
+    gib: memory that the GPU must have.
     dry: the command of --dry-run. Without one, GPU tests are collected, and other steps are left out.
     """
 
@@ -49,6 +53,7 @@ class Step:
     command: tuple[str, ...]
     under: tuple[str, ...] = ()
     backend: str = ""
+    gib: int = 0
     dry: tuple[str, ...] = ()
 
     def dry_command(self) -> tuple[str, ...]:
@@ -61,8 +66,12 @@ _ENVIRONMENT = ("-m", "fa4", "env")
 _TUNE = ("-m", "bench.tune", "--chip", "100", "--suite", "sm100", "--output", "{report}/rows/tune.jsonl", "--filter")
 _TIMES = "{report}/rows/times.jsonl"
 _RUN = ("-m", "bench.run", "--output", _TIMES, "--suite")
-_PLOT = ("-m", "bench.plot", _TIMES, "--output", "{report}/plots/times.png")
+_SQUARE_16_BITS = r" \d+ b?float\d+$"  # lines over seqlen: no cross-attention, no mxfp8
+_PLOT = ("-m", "bench.plot", _TIMES, "--output", "{report}/plots/times.png", "--filter", _SQUARE_16_BITS)
 _SUMMARY = ("-m", "bench.summary", _TIMES)
+_ARRAYS = ("-m", "tests.covering", "--device", "cuda", "--jobs", "4", "--out")  # each process has a context
+_EMULATED_ROWS = ("-m", "tests.covering", "--chip", "sm_120a", "--seed", "1", "--row")
+_SUITES = {"sm120": "consumer"}  # of the backend that a chip prefers; others: sm100
 
 STEPS = (
     Step("environment", "what is installed, which backends run", _ENVIRONMENT, dry=_ENVIRONMENT),
@@ -83,19 +92,52 @@ STEPS = (
          (*_PYTEST, "gpu", "tests/gpu/test_cases.py::test_deterministic_gradients_repeat_bit_for_bit")),
     Step("launches", "streams, graphs, chains of launches, threads, a second device, large grids and offsets",
          (*_PYTEST, "gpu", "tests/gpu/test_launch.py")),
+    Step("caches, functions", "key/value caches, score_mod, mask_mod and dropout",
+         (*_PYTEST, "gpu", "tests/gpu/test_kvcache.py", "tests/gpu/test_mods.py", "tests/gpu/test_dropout.py"),
+         backend="sm120"),
+    Step("8-bit calls", "calls on e4m3 tensors with all kinds of scales, and training that rounds to 8 bits",
+         (*_ARRAYS, "{report}/rows/8-bit-calls.jsonl", "--array", "eight-bits", "--array", "eight-bits-scaled",
+          "--array", "training-in-eight-bits"),
+         backend="sm120", gib=6, dry=(*_EMULATED_ROWS, "eight-bits-scaled:2")),
     Step("rows, causal", "schedules against each other", (*_TUNE, "d128 causal b4 "), backend="sm100"),
     Step("rows, full", "single CTAs against pairs", (*_TUNE, "d128 full b4 "), backend="sm100"),
     Step("overhead", "host time of a call", ("-m", "bench.overhead")),
-    Step("times", "fa4 and every installed peer, checked before timed", (*_RUN, "sm100"),
+    Step("times", "fa4 and every installed peer, checked before timed", (*_RUN, "{suite}"), gib=6,
          dry=(*_RUN, "tiny", "--device", "cpu", "--seconds", "0.01")),
     Step("plots", "TFLOP/s over seqlen", _PLOT, dry=_PLOT),
     Step("summary", "tables of TFLOP/s and of ratios", _SUMMARY, dry=_SUMMARY),
+    Step("e4m3 times", "forwards on e4m3 tensors, their errors, and bfloat16",
+         ("-m", "bench.fp8", "--output", "{report}/rows/e4m3.jsonl"), backend="sm120", gib=6),
+    Step("arrays", "calls with every pair of options; takes longest",
+         (*_ARRAYS, "{report}/rows/arrays.jsonl"), backend="sm120", gib=6, dry=(*_EMULATED_ROWS, "training:0")),
 )  # fmt: skip
 
 
 def steps_for(backends: tuple[str, ...]) -> list[Step]:
-    """The steps for a chip that offers `backends`."""
-    return [step for step in STEPS if not step.backend or step.backend in backends]
+    """The steps for a chip that offers `backends`, in order of preference."""
+    suite = _SUITES.get(next(iter(backends), ""), "sm100")
+    return [
+        replace(step, command=tuple(word.replace("{suite}", suite) for word in step.command))
+        for step in STEPS
+        if not step.backend or step.backend in backends
+    ]
+
+
+def backends_of(chip: int | None) -> tuple[str, ...]:
+    """The backends with kernels for a chip; without a number, for the chip here, or all if there is none."""
+    rows = [row for row in dispatch.BACKENDS if row.requires]
+    if chip is not None or torch.cuda.is_available():
+        where = chip_of(torch.device("cuda")) if chip is None else chip_by_number(chip)
+        rows = [row for row in rows if row.on(where)]
+    return tuple(dict.fromkeys(row.name for row in rows))
+
+
+def lacks_memory(step: Step) -> str:
+    """Why the GPU here is too small for a step; "" if it is not."""
+    if not step.gib:
+        return ""
+    found = torch.cuda.get_device_properties().total_memory / 2**30
+    return "" if found >= step.gib else f"needs a GPU with {step.gib} GiB of memory, and this one has {found:.1f}"
 
 
 def refusal() -> str:
@@ -182,6 +224,9 @@ def take(step: Step, number: int, report: Report, dry: bool) -> None:
         return report.add(step, "left out of a dry run")
     if under and shutil.which(under[0]) is None:
         return report.add(step, f"left out: {under[0]} is not installed")
+    reason = "" if dry else lacks_memory(step)
+    if reason:
+        return report.add(step, f"left out: {reason}")
     words = [word.replace("{report}", str(report.folder)) for word in command]
     log = f"logs/{number:02}-{step.name.replace(', ', '-').replace(' ', '-')}.txt"
     start = time.perf_counter()
@@ -214,16 +259,24 @@ def new_report(folder: Path | None, dry: bool) -> Report:
 @click.command(help=__doc__)
 @click.option("--only", multiple=True, help="Steps whose name contains this; may be repeated.")
 @click.option("--list", "list_only", is_flag=True, help="Print the steps and their commands, run nothing.")
+@click.option("--chip", type=ChipNumber(), help="Of --list and --dry-run: the steps of this chip, such as sm_120a.")
 @click.option("--dry-run", "dry", is_flag=True, help="Run on a CPU what does not need a GPU.")
 @click.option(
     "--report", "folder", type=click.Path(path_type=Path), help="Default: first-day/<date>-<gpu> in this directory."
 )
-def main(only: tuple[str, ...], list_only: bool, dry: bool, folder: Path | None) -> None:
+def main(only: tuple[str, ...], list_only: bool, chip: int | None, dry: bool, folder: Path | None) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    chosen = [step for step in steps_for(offered()) if not only or any(part in step.name for part in only)]
+    if chip is not None and not (list_only or dry):
+        raise click.UsageError("--chip is given without --list or --dry-run")
+    try:
+        backends = backends_of(chip)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--chip") from None
+    chosen = [step for step in steps_for(backends) if not only or any(part in step.name for part in only)]
     if list_only:
         for step in chosen:
-            console.print(f"{step.name}: {step.why}\n    {shlex.join((*step.under, 'python', *step.command))}")
+            memory = f" (needs a GPU with {step.gib} GiB)" if step.gib else ""
+            console.print(f"{step.name}: {step.why}{memory}\n    {shlex.join((*step.under, 'python', *step.command))}")
         return
     reason = "" if dry else refusal()
     if reason:

@@ -173,6 +173,19 @@ def test_the_suite_can_be_predicted(tmp_path):
     assert all(json.loads(line)["predicted"] for line in output.read_text().splitlines())
 
 
+def test_the_suite_of_consumer_gpus_is_predicted_for_the_named_one(tmp_path):
+    output = tmp_path / "rows.jsonl"
+    cases = "fwd d128 full b1 h24 4096x512 bfloat16|window 127 .* 1024"
+    arguments = ["--suite", "consumer", "--filter", cases, "--providers", "fa4", "--gpu", "GB10", "--predict"]
+    done = CliRunner().invoke(bench, [*arguments, "--output", str(output)])
+    assert done.exit_code == 0, done.output
+    window, image = map(json.loads, output.read_text().splitlines())
+    assert window["machine"] == image["machine"] == {
+        "device": "GB10, predicted", "chip": "sm_121a", "clock_ghz": 2.4, "clock_ghz_backward": 2.4
+    }  # fmt: skip
+    assert "skipped" in window and image["predicted"] and image["tflops"] > 10
+
+
 def test_the_command_says_predicted_and_draws(tmp_path):
     drawing = tmp_path / "t.json"
     arguments = ["fwd", "--seqlen", "4096", "--head-dim", "64", "--timeline", str(drawing)]
