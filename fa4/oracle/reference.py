@@ -220,7 +220,7 @@ def _scores(
 
 def _lse(math: _Arithmetic, s: Tensor, sink: Tensor | None) -> Tensor:
     """Log-sum-exp of rows with the sink, (heads, seqlen_q); -inf for a row without terms. The largest P of a row is not
-    on the line."""
+    on the line. With an order of keys, in units of log 2 and rounded there, as kernels compute it."""
     if s.shape[2] and math.line is not None:
         p, row_max, max_so_far = _weights(math, s)
         at_max = s.argmax(dim=2, keepdim=True)
@@ -230,7 +230,11 @@ def _lse(math: _Arithmetic, s: Tensor, sink: Tensor | None) -> Tensor:
         s = torch.cat([s, sink.to(math.dtype)[:, None, None].expand(-1, s.shape[1], 1)], dim=2)
     if s.shape[2] == 0:
         return s.new_full(s.shape[:2], -torch.inf)
-    return torch.logsumexp(s, dim=2)
+    if math.key_order is None:
+        return torch.logsumexp(s, dim=2)
+    row_max = s.amax(dim=2)
+    row_max = row_max.masked_fill(row_max == -torch.inf, 0.0) / _LN2
+    return (row_max + torch.log2(torch.exp2(s / _LN2 - row_max[..., None]).sum(dim=2))) * _LN2
 
 
 def _weights(math: _Arithmetic, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
