@@ -78,7 +78,7 @@ class Words(Constant):
 
     def load_bytes(self, i: int, ptrs: list[cute.Pointer]) -> None:
         for b, ptr in enumerate(ptrs):
-            self.loaded[i * self.count + b] = Int32(cute.make_tensor(ptr, 1)[0])
+            self.loaded[i * self.count + b] = Int32(cute.make_tensor(ptr, 1)[0]) & 0xFF  # else a sign is extended
 
     def pack(self) -> None:
         """Call before the words are used."""
