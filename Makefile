@@ -47,7 +47,7 @@ first-day: setup
 # The covering arrays, whole, note what came of them in tests/covering/stamp.json. What fails stops nothing else.
 soak: setup
 	failed=0; $(PYTEST) -m "(soak or rotates) and not gpu" || failed=1; \
-	for chip in torch sm_80 sm_90a sm_100a; do \
+	for chip in torch sm_80 sm_90a sm_100a sm_120a; do \
 	  $(BIN)/python -m tests.covering --chip $$chip --jobs $(WORKERS) --limit 1200 --stamp || failed=1; done; \
 	exit $$failed
 

@@ -113,7 +113,31 @@ def tables(rows: list[dict]) -> str:
         return f"{_beside_16_bits(rows)}\n"
     if all(row.get("suite") in ("wide", "latents") for row in rows):
         return f"{_with_bounds(rows)}\n"
+    if all(row.get("suite") == "consumer" for row in rows):
+        return f"{_by_device(rows)}\n"
     return f"{_against_published(rows)}\n\n{_side_by_side(rows)}\n"
+
+
+def _by_device(rows: list[dict]) -> str:
+    """TFLOP/s of the cases that can be predicted, ours beside flash-attn-4, and geometric means of the ratios."""
+    found: dict[tuple[str, str], dict[str, dict]] = {}
+    for row in rows:
+        if "tflops" in row:
+            device = row["machine"]["device"].removesuffix(", predicted")
+            found.setdefault((device, row["label"]), {})[row["provider"]] = row
+    lines = ["| GPU | TFLOP/s | fa4 | bound | flash-attn-4 | ratio |", "|---|---|--:|---|--:|--:|"]
+    ratios: dict[str, list[float]] = {}
+    for (device, label), of in found.items():
+        ours, peer = of.get("fa4"), of.get("flash-attn-4")
+        if ours is None:
+            continue
+        cells = [device, label.replace(" bfloat16", ""), f"{ours['tflops']:.0f}", ours["bound"], "", ""]
+        if peer is not None:
+            ratio = ours["tflops"] / peer["tflops"]
+            ratios.setdefault(f"{device} {ours['direction']}", []).append(ratio)
+            cells[-2:] = f"{peer['tflops']:.0f}", f"{ratio:.2f}"
+        lines.append(f"| {' | '.join(cells)} |")
+    return f"{chr(10).join(lines)}\n\n{_means(ratios)}"
 
 
 def _with_bounds(rows: list[dict]) -> str:
@@ -195,12 +219,16 @@ def _side_by_side(rows: list[dict]) -> str:
             f"{ordered['tflops']:.0f} ({ordered['tflops'] / ours['tflops']:.2f})" if ordered else "",
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _means(ratios)])
+
+
+def _means(ratios: dict[str, list[float]]) -> str:
     means = [
         f"{name} {math.prod(found) ** (1 / len(found)):.2f} (least {min(found):.2f})"
         for name, found in ratios.items()
         if found
     ]
-    return "\n".join([*lines, "", f"Geometric means of the ratios: {', '.join(means)}."])
+    return f"Geometric means of the ratios: {', '.join(means)}."
 
 
 def _key(row: dict) -> tuple[str, int, bool, int]:

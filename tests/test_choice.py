@@ -20,6 +20,7 @@ from fa4.sm90.fwd import tiles as sm90_forward
 from fa4.sm90.fwd.plan import Sm90Forward
 from fa4.sm100.bwd import tiles as sm100_backward
 from fa4.sm100.fwd import tiles as sm100_forward
+from fa4.sm120.fwd import tiles as sm120_forward
 from tests.configurations.kernels import TARGETS, _refusals
 from tests.configurations.problems import Problem, families
 
@@ -27,6 +28,7 @@ TABLES = {
     "sm80": (sm80.FORWARD, sm80.BACKWARD),
     "sm90": (sm90_forward.TILES, sm90_forward.SCHEDULES, sm90_forward.L2_SHARES, sm90_backward.TILES),
     "sm100": (sm100_forward.TILES, sm100_forward.POLYNOMIALS, sm100_forward.SCHEDULES, sm100_backward.TILES),
+    "sm120": (sm120_forward.TILES, sm120_forward.SCHEDULES),
 }
 EVERY = {"options": 1, "shapes": 61, "caches": 29, "eight bits": 5}
 SPEC = AttentionSpec(torch.bfloat16, 64, 64, 4, 4, 0.1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fa4"
-FOLDERS = ("core", "fwd", "bwd", "pipeline", "sm80", "sm90", "sm100")
+FOLDERS = ("core", "fwd", "bwd", "pipeline", "sm80", "sm90", "sm100", "sm120")
 FILES = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
 
 

@@ -12,6 +12,7 @@ from fa4.emulator.mutate import main
 BLACKWELL = "--letter --leftovers "
 LARGE_LOGITS = "--seqlen 384 --seqlen 300x120 --logits 30 --heads 3 "
 HOPPER = "--chip sm_90a --letter --leftovers"
+CONSUMER = "--chip sm_120a --letter --leftovers"
 SHAPES = "--seqlen 320 --seqlen 150x300 --seqlen 520x400 --seqlen 100x700 "
 AMPERE = "--chip sm_80 --causal --heads 2 --head-dim 64 --seqlen 256 --seqlen 100x300 --sms 2"
 COMMANDS = {
@@ -28,6 +29,10 @@ COMMANDS = {
     "sm90_widest": "fwd --causal --head-dim 512 --heads 3 --seqlen 200x900 --seqlen 130x120 --seqlen 300x600 "
     "--logits 30 --sms 4 --seeds 2 " + HOPPER,
     "widest_backward": "bwd --causal --head-dim 512 --seqlen 300x520 --seqlen 130x120 --sms 4 --seeds 1 " + BLACKWELL,
+    "sm120_e4m3": "fwd --e4m3 --causal --head-dim 128 --heads 3 --seqlen 300x900 --seqlen 384 --seqlen 200x60 "
+    "--logits 30 --sms 2 --seeds 2 " + CONSUMER,
+    "sm120_mxfp8": "fwd --mxfp8 --causal --head-dim 128 --heads 3 --seqlen 300x900 --seqlen 384 --seqlen 200x60 "
+    "--logits 30 --sms 2 --seeds 2 " + CONSUMER,
     "sm80_forward": "fwd " + AMPERE,
     "sm80_backward": "bwd " + AMPERE,
 }
@@ -42,9 +47,15 @@ SURVIVORS = {
     "widest_forward": {"tcgen05 fence": 4},
     "sm90_widest": {"cluster barrier": 1, "mbarrier wait": 12, "mbarrier arrive": 4},
     "widest_backward": {"mbarrier wait": 1, "tcgen05 wait": 6},
+    # Waits for K and V of blocks that a consumer passes over, and of the load role for V's stage; fences after reads.
+    "sm120_e4m3": {"mbarrier wait": 3, "proxy fence": 7},
+    "sm120_mxfp8": {"mbarrier wait": 3, "proxy fence": 7},
     "sm80_forward": {"CTA barrier": 1},
 }
-EXPLAINED = {"sm90_backward", "sm90_latent", "sm90_widest", "widest_forward", "widest_backward"}
+EXPLAINED = {
+    *("sm90_backward", "sm90_latent", "sm90_widest", "sm120_e4m3", "sm120_mxfp8"),
+    *("widest_forward", "widest_backward"),
+}
 
 
 @pytest.mark.soak

@@ -34,7 +34,7 @@ from .problems import Problem, families
 # a CuTe DSL for CUDA 13.
 TARGETS = (
     (80, "sm80"), (86, "sm80"), (87, "sm80"), (90, "sm80"), (90, "sm90"), (100, "sm80"), (100, "sm100"), (103, "sm100"),
-    (120, "sm80"),
+    (120, "sm80"), (120, "sm120"),
 )  # fmt: skip
 # Fields that say what a thread does with its scores, not how many registers, bytes or threads there are.
 _POINTWISE = frozenset(

@@ -52,7 +52,7 @@ def test_large_numbers_saturate_and_nan_stays(seed):
     assert torch.equal(out.float().isnan(), plain.isnan()) and plain.isnan().any()
 
 
-@pytest.mark.parametrize("chip", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("chip", ["sm_90a", "sm_100a", "sm_120a"])
 def test_kernels_of_8_bits_feed_it(chip, seed):
     given, descale = tensors(seed, E4M3), torch.tensor(0.02)
     with emulate(chip, sms=2, seed=seed):

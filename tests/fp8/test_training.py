@@ -174,6 +174,8 @@ def test_the_largest_numbers_of_float16_stay_finite(precision):
         (100, "fp8", dict(dropout_p=0.1), "backend  sm100, backward sm100 in 16 bits"),
         (100, "mxfp8", {}, "backend  sm100, backward sm100 in 8 bits"),
         (100, "mxfp8-forward", {}, "backend  sm100, backward sm100 in 16 bits"),
+        (120, "mxfp8", {}, "backend  sm120, backward sm80 in 16 bits"),
+        (120, "fp8", {}, "backend  sm120, backward sm80 in 16 bits"),
         (90, "fp8", {}, "backend  sm90, backward sm90 in 16 bits"),
         (80, "fp8", {}, "backend  sm80, backward sm80 in 16 bits"),
     ],

@@ -131,6 +131,15 @@ _SM100_BACKWARD = (
     ),
     *_cases(_PAIRS, "sm100-lists_128", "sm100-infinite_derivatives"),
 )
+_SM120_FORWARD = (
+    "tests/sm120/test_fp8.py -k 'fits_the_chip or row_of_a_problem or refused or shared_chip or takes'",
+    "tests/sm120/test_mxfp8.py -k 'fits_the_chip or what_it_takes'",
+    *_cases("tests/sm120/test_fp8.py::test_case_is_right", "causal", "widths", "packed_causal", "group_of_three"),
+    *_cases("tests/sm120/test_fp8.py::test_parts_are_joined", "packed", "many_rows"),
+    "tests/sm120/test_fp8.py::test_rows_of_the_table",
+    "tests/sm120/test_fp8.py::test_blocks_that_lists_name",
+    "tests/sm120/test_mxfp8.py -k 'packed_used or group_of_three or columns_of_v or few_queries or strides'",
+)
 _SM90_BACKWARD = (
     "tests/sm90/test_backward.py -k 'tables or softcap_leaves or place or refused'",
     "tests/sm90/test_backward.py::test_gradients_of_named_case",
@@ -326,6 +335,7 @@ AREAS = (
     ),
     Area("sm100 forward", ("fa4/sm100/fwd/*",), (), (_TABLES, *_SM100_FORWARD)),
     Area("sm100 backward", ("fa4/sm100/bwd/*",), (), (_PLACES, _TABLES, *_SM100_BACKWARD)),
+    Area("sm120", ("fa4/sm120/*",), (), _SM120_FORWARD),
     Area(
         "sm100",
         ("fa4/sm100/*", "fa4/pipeline/*"),
@@ -371,6 +381,7 @@ NO_MISTAKES = (
     ),
     NoMistake("fa4/sm100/*/tiles.py", r"^: ", "rows of tuned numbers"),
     NoMistake("fa4/sm90/*/tiles.py", r"^: ", "rows of tuned numbers"),
+    NoMistake("fa4/sm120/*/tiles.py", r"^: ", "rows of tuned numbers"),
     NoMistake("fa4/sm100/fwd/plan.py", r"^l2_group_of: ", "how many heads advance together is a matter of speed"),
     NoMistake("fa4/fwd/l2_groups.py", r"^l2_groups: ", "how many heads advance together is a matter of speed"),
 )

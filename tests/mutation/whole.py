@@ -27,7 +27,7 @@ from tests.mutation.reach import Tracer, digest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "mutation" / "whole"
-DEVICE = ("core", "fwd", "bwd", "pipeline", "sm80", "sm90", "sm100")
+DEVICE = ("core", "fwd", "bwd", "pipeline", "sm80", "sm90", "sm100", "sm120")
 
 
 def is_device(path: str) -> bool:

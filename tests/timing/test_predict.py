@@ -237,3 +237,5 @@ def test_the_page_of_consumer_blackwell_shows_the_rows():
     page = (ROOT / "docs/results/predicted-consumer.md").read_text()
     for table in consumer_tables(rows).split("\n\n"):
         assert table.strip() in page, "run `python -m bench.predicted_consumer` on the rows and paste its tables"
+    rows = read_rows(ROOT / "bench/results/2026-11-28_predicted_sm_120a_suite-consumer.jsonl")
+    assert tables(rows).strip() in page, "the page has other numbers"
