@@ -207,8 +207,8 @@ BACKWARD = (
           "what shared memory holds"),
     _rule("head_dim <= 224, 32 x 32", 256, BackwardTiles(32, 32, 2, (2, 2), (2, 2), (2, 2)),
           "what 100 KiB of shared memory hold; predicted, RTX 5090: d=192 184, next 167 (32x64, one stage), 133 (one)"),
-    _rule("head_dim <= 256, 16 x 64", 256, BackwardTiles(16, 64, 1, (1, 4), (2, 2), (1, 4)),
-          "what 100 KiB of shared memory hold; predicted, RTX 5090: d=256 132, next 118 (32x32)"),
+    _rule("head_dim <= 256, 32 x 32", 256, BackwardTiles(32, 32, 1, (2, 2), (2, 2), (2, 2)),
+          "what 100 KiB of shared memory hold; 16 x 64 spills registers"),
     _rule("head_dim <= 384", 384, BackwardTiles(64, 64, 1, (2, 4), (4, 2), (2, 4)),
           "d=320 causal 208, next 152 (64x32); d=384 full 180, next 167 (two slices)"),
     # dQ, dK and dV in slices of their columns.
