@@ -178,7 +178,8 @@ def _trained(inputs: AttentionInputs, mods: Mods | None, flags: Flags, precision
     if operands is not None and mods is None:
         spec = low_precision.native_spec(inputs, mods, flags, dtype, operands, is_backward=True)
     bits = 16 if spec is None else 8
-    found = dispatch.explain(spec or AttentionSpec.of(inputs, flags, mods), inputs.extent, chip, flags.backend)
+    backend = flags.backend if spec is not None else dispatch.for_16_bits(flags.backend)
+    found = dispatch.explain(spec or AttentionSpec.of(inputs, flags, mods), inputs.extent, chip, backend)
     name = found.backward or found.chosen
     return None if name is None else f"{name} in {bits} bits"
 

@@ -114,10 +114,11 @@ class End(Constant):
         self._signal(self.free(stage), is_release=True)
 
     def arrive_free_after(self, other: End, stage: Stage) -> None:
-        """Consumer by WARP, whole warp: release the stage directly after a release of `other`, whose fence is the same:
-        nothing has been accessed since."""
+        """Consumer by WARP, whole warp: release the stage directly after a release of `other`, without a fence: that of
+        the other release covers this stage, since the warp has accessed neither in between."""
         self._require(self.releases and self.channel.freed is By.WARP, "a consumer by warps")
-        if other.channel.carries != self.channel.carries or self.channel.ctas > 1 or not other.releases:
+        same = other.channel.carries == self.channel.carries and other.channel.freed is self.channel.freed
+        if not (same and other.releases) or self.channel.ctas > 1:
             raise ValueError(f"channel {self.channel.name}: a release of {other.channel.name} has another fence")
         self._signal(self.free(stage), is_release=True)
 

@@ -320,6 +320,13 @@ def select(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Backend:
     return row
 
 
+def for_16_bits(backend: str) -> str:
+    """Return the backend of the part of a call on 8-bit numbers that is computed on 16-bit ones: "auto" in place of one
+    whose kernels have products of 8 bits alone."""
+    rows = [row for row in BACKENDS if row.name == backend]
+    return "auto" if rows and all(Feature.OPERANDS_8BIT in row.features for row in rows) else backend
+
+
 def takes_8bit_operands(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> bool:
     """Return whether a kernel multiplies the 8-bit numbers of a spec with `Feature.OPERANDS_8BIT`, and it pays."""
     queries, keys = extent.max_seqlen_q, extent.max_seqlen_k

@@ -69,7 +69,7 @@ def captured_limits(spec: AttentionSpec) -> Iterator[str]:
 @_limit("products of 16-bit numbers", Feature.OPERANDS_8BIT)
 def only_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.operands is None:
-        yield "lacks products of 16-bit numbers (has e4m3)"
+        yield "lacks products of 16-bit numbers, also of 8-bit ones that are dequantised (fa4.explain says why)"
 
 
 @_limit("scales of blocks of 32 columns of a head_dim that is no multiple of 32", Feature.BLOCK_SCALES)

@@ -6,7 +6,7 @@ columns of S, eight apart; V's rows are loaded in the same order of keys.
 
 Scales (`.block_scale.scale_vec::1X`): one E8M0 byte for 32 numbers along the reduction. A thread passes a word of four.
 Of A, lanes 0 and 1 of each quad hold those of the quad's two rows; of B, one lane of the quad holds those of its
-column. Products of e4m3 with float32 sums are half as fast without scales.
+column. On GeForce, products of e4m3 with float32 sums are half as fast without scales.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cutlass import Float32, Int32
 
 from ..core.constant import Constant
 from ..core.vec_io import as_float, bits
+from ..pipeline.fragment import LANES_PER_ROW
 from ..pipeline.smem import PANEL_ROW_BYTES, Tile
 from ..runtime.spec import E8M0_ONE
 
@@ -25,7 +26,6 @@ STEP_BYTES = 32  # of each row of an operand, for one product
 N_OF_LOAD = 16  # rows or columns of B that one load of a warp brings
 ROWS_OF_MATRIX = 8
 SCALES_OF_WORD = 4
-QUAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RowsOfV(Constant):
         self.tile = tile
         lane = cute.arch.lane_idx()
         in_matrix = lane % 16
-        key = lane // 16 * 16 + in_matrix % QUAD // 2 * 8 + in_matrix // QUAD * 2 + in_matrix % 2
+        key = lane // 16 * 16 + in_matrix % LANES_PER_ROW // 2 * 8 + in_matrix // LANES_PER_ROW * 2 + in_matrix % 2
         own = key * PANEL_ROW_BYTES + ((key & 7) << 4)
         self.offsets = [own ^ byte for byte in range(0, PANEL_ROW_BYTES, N_OF_LOAD)]
 

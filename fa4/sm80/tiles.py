@@ -193,7 +193,7 @@ BACKWARD = (
     _rule("head_dim <= 128, dQ on 4 x 2 warps", 128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (4, 2)),
           "what divides the head dims"),
     # What 100 KiB of shared memory hold, predicted for an RTX 5090, full.
-    _rule("head_dim <= 96, 64 x 64", 128, BackwardTiles(64, 64, 2, (2, 2), (2, 2), (2, 2)),
+    _rule("head_dim <= 128, 64 x 64, two stages", 128, BackwardTiles(64, 64, 2, (2, 2), (2, 2), (2, 2)),
           "d=96 201, next 196 (32x64), 164 (one stage)"),
     _rule("head_dim <= 128, 32 x 64", 128, BackwardTiles(32, 64, 2, (2, 4), (2, 4), (2, 4)),
           "d=128 194, next 191 (32x128, one stage), 153 (64x64 by 4 warps); RTX PRO 6000 210 (165), GB10 66 (52)"),
@@ -205,7 +205,7 @@ BACKWARD = (
           "what divides the head dims"),
     _rule("head_dim <= 256, one stage", 256, BackwardTiles(64, 64, 1, (2, 4), (4, 2), (4, 2)),
           "what shared memory holds"),
-    _rule("head_dim <= 224, 32 x 32", 256, BackwardTiles(32, 32, 2, (2, 2), (2, 2), (2, 2)),
+    _rule("head_dim <= 256, 32 x 32, two stages", 256, BackwardTiles(32, 32, 2, (2, 2), (2, 2), (2, 2)),
           "what 100 KiB of shared memory hold; predicted, RTX 5090: d=192 184, next 167 (32x64, one stage), 133 (one)"),
     _rule("head_dim <= 256, 32 x 32", 256, BackwardTiles(32, 32, 1, (2, 2), (2, 2), (2, 2)),
           "what 100 KiB of shared memory hold; 16 x 64 spills registers"),

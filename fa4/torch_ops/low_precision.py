@@ -158,6 +158,7 @@ def _backward(
     *descales, in_backward = others
     factors = Descales(*descales)
     if mods is not None or not in_backward:
+        flags = flags._replace(backend=dispatch.for_16_bits(flags.backend))
         return ops.backward(saved, dequantized(inputs, factors, saved.out.dtype), mods, flags)
     dq, dk, dv, dsink = torch.ops.fa4.backward_8bit(*saved, *inputs, *factors, *flags)
     return Gradients(dq, dk, dv, None if inputs.sink is None else dsink), []
@@ -167,6 +168,7 @@ def _backward_8bit(saved: Saved, inputs: AttentionInputs, descales: Descales, fl
     grads = native_backward(saved, inputs, flags, descales)
     if grads is None:
         inputs = dequantized(inputs, descales, saved.out.dtype)
+        flags = flags._replace(backend=dispatch.for_16_bits(flags.backend))
         grads, _ = ops.route(inputs, flags).backward(inputs, saved)
     dq, dk, dv, dsink = grads
     return dq, dk, dv, saved.out.new_empty(0) if dsink is None else dsink

@@ -289,3 +289,18 @@ def test_training_takes_its_forward(seed):
     assert 1e-3 < (out - plain).norm() / plain.norm() < 0.08
     for x, y in zip(got, expected):
         assert (x - y).norm() / y.norm() < 0.12
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
+def test_training_with_the_backend_named(precision, seed):
+    """The backend has no products of 16 bits, so another one has the backward, and `explain` names it."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 200, 2, 64, generator=generator).bfloat16().requires_grad_() for _ in range(3))
+    options = dict(precision=precision, backend="sm120")
+    with emulate("sm_120a", sms=2, seed=seed):
+        found = fa4.explain(q, k, v, **options)
+        assert (found.chosen, found.backward) == ("sm120", "sm80 in 16 bits")
+        fa4.flash_attn_func(q, k, v, **options).float().square().mean().backward()
+        assert all(x.grad is not None and x.grad.isfinite().all() for x in (q, k, v))
+        with pytest.raises(dispatch.NoBackend, match=r"8-bit ones that are dequantised \(fa4.explain says why\)"):
+            fa4.flash_attn_func(q, k, v, **options, dropout_p=0.1)

@@ -8,13 +8,16 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+import fa4
 from fa4.api import ahead
+from fa4.emulator import emulate
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
 from fa4.sm120.fwd.kernel import channels, smem_map
 from fa4.sm120.fwd.plan import Sm120Forward
 from tests.fp8.blocks import CASES, SharedBlockScaleTests, takes
+from tests.fp8.heads import noting_kernels
 
 pytestmark = pytest.mark.rotates(6)
 
@@ -77,3 +80,20 @@ def test_every_head_dim_fits_the_chip(number):
 def test_what_it_takes(changes, is_taken):
     """Other calls are dequantised."""
     assert takes(120, changes) == is_taken
+
+
+@pytest.mark.parametrize("rows", [300, 20], ids=["many_rows", "few_rows"])
+def test_lists_of_blocks(rows, seed):
+    """Scales are loaded ahead for the next block of a list, which is not the one before."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, n, 2, 64, generator=generator) for n in (rows, 900, 900))
+    mask = fa4.create_block_mask(lambda b, h, i, j: (j // 128) % 3 == 0, 1, None, rows, 900)
+    (q8, qs), (k8, ks) = (fa4.quantize(x, "mxfp8") for x in (q, k))
+    v8, vs = fa4.quantize(v, "mxfp8", axis="tokens")
+    scales = dict(q_descale=qs, k_descale=ks, v_descale=vs)
+    with emulate("sm_120a", sms=2, seed=seed), noting_kernels() as taken:
+        out = fa4.flash_attn_func(q8, k8, v8, block_mask=mask, **scales)
+    assert taken["native"] is Operands.MXFP8
+    q, k, v = (fa4.dequantize(x, s, torch.float64) for x, s in ((q8, qs), (k8, ks), (v8, vs)))
+    exact = fa4.flash_attn_func(q, k, v, block_mask=mask, backend="torch")
+    assert (out.double() - exact).norm() / exact.norm() < 0.03

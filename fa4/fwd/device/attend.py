@@ -184,14 +184,10 @@ def step(
     consumer.ping_pong.arrive_next()
     scores = softmax.block_scores(s, block)
     consumer.wait(1)
-    k.arrive()
-    if not consumer.is_asynchronous:
-        v.arrive_after(k)
+    consumer.release(k, v)
     consumer.prefetch(work, block, following)
     has_grown = softmax.softmax_step(s, scores, is_masked)
-    if consumer.is_asynchronous:
-        consumer.settle(softmax)
-        v.arrive()
+    consumer.settle(softmax, v)
     consumer.pack(s)
     consumer.rescale(softmax, has_grown)
     return k.next(), v.next()

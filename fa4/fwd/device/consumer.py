@@ -48,14 +48,12 @@ class Consumer(ConsumerRows):
     """What `attend` asks of a chip's consumer. A subclass sets the attributes.
 
     q_ptr: Q in shared memory. q: registers of this warp's rows of Q, if it keeps them. o: accumulators of O.
-    is_asynchronous: products run on while the warp continues; V is released after the softmax that overlaps them.
     """
 
     q_ptr: cute.Pointer
     q: cute.Tensor
     o: cute.Tensor
     ping_pong: PingPong
-    is_asynchronous = True
 
     @property
     def trims(self) -> bool:
@@ -100,15 +98,19 @@ class Consumer(ConsumerRows):
         raise NotImplementedError
 
     def start_o(self, v: Cursor, has_o: Boolean) -> None:
-        """Start O += P V; without `has_o`, O = P V."""
+        """Start O += P V; without `has_o`, O = P V. A consumer may clear O in `begin` instead."""
         raise NotImplementedError
 
     def wait(self, pending: int) -> None:
         """Wait until at most `pending` of the products are not complete."""
         raise NotImplementedError
 
-    def settle(self, softmax: Softmax) -> None:
-        """Wait for all products, after the softmax step that overlaps them."""
+    def release(self, k: Cursor, v: Cursor) -> None:
+        """Called once S is computed and O += P V has started: release K, and V if that is complete."""
+        k.arrive()
+
+    def settle(self, softmax: Softmax, v: Cursor) -> None:
+        """Called after a softmax step: wait for the product that it overlaps, and release V, unless `release` has."""
         raise NotImplementedError
 
     def rescale(self, softmax: Softmax, has_grown: Boolean) -> None:

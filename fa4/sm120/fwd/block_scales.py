@@ -23,7 +23,7 @@ from ...fwd.device.rows import head_of, query_of
 from ...fwd.device.work import Work
 from ...pipeline.fragment import LANES_PER_ROW
 from ...runtime.spec import MX_BLOCK
-from ..mma import ONES, QUAD, ROWS_OF_MATRIX, SCALES_OF_WORD, Scale
+from ..mma import ONES, ROWS_OF_MATRIX, SCALES_OF_WORD, Scale
 from .config import Sm120ForwardContext
 
 
@@ -59,7 +59,7 @@ class UnitScales(Constant):
         return ONES
 
 
-class Words(Constant):
+class ScaleWords(Constant):
     """Words of four scales in registers, which are loaded as words, or byte by byte. A warp waits for a load where it
     uses what was loaded, so bytes are packed late."""
 
@@ -98,8 +98,8 @@ class BlockScales(UnitScales):
         self.cfg = context.cfg
         self.tensors: Any = context.args.cache
         of_row = -(-self.cfg.head_dim // MX_BLOCK)
-        self.q, self.k = Words(1, of_row), Words(self.cfg.scale_words, of_row)
-        self.v = Words(self.cfg.scale_words, SCALES_OF_WORD, is_whole=False)
+        self.q, self.k = ScaleWords(1, of_row), ScaleWords(self.cfg.scale_words, of_row)
+        self.v = ScaleWords(self.cfg.scale_words, SCALES_OF_WORD, is_whole=False)
         lane = cute.arch.lane_idx()
         self.quad, self.lane = lane // LANES_PER_ROW, lane % LANES_PER_ROW
 
@@ -108,14 +108,14 @@ class BlockScales(UnitScales):
         cfg = self.cfg
         row = first_row + self.quad + self.lane % 2 * ROWS_OF_MATRIX
         head = cutlass.min(head_of(cfg, row), cfg.packed_heads - 1) if cfg.packed_heads > 1 else 0
-        where = self._position(work, work.q, work.query_rows, work.head * cfg.packed_heads + head)
-        self.q.load(0, self._of_row(self.tensors.q_scales, where, query_of(cfg, row)))
+        pos = self._position(work, work.q, work.query_rows, work.head * cfg.packed_heads + head)
+        self.q.load(0, self._of_row(self.tensors.q_scales, pos, query_of(cfg, row)))
 
     def load_k(self, work: Work, block: Int32) -> None:
-        where = self._position(work, work.k, work.keys.rows, work.head_kv)
+        pos = self._position(work, work.k, work.keys.rows, work.head_kv)
         for i in range(self.cfg.scale_words):
             key = block * self.cfg.tile_n + i * MX_BLOCK + self.lane * ROWS_OF_MATRIX + self.quad
-            self.k.load(i, self._of_row(self.tensors.k_scales, where, key))
+            self.k.load(i, self._of_row(self.tensors.k_scales, pos, key))
 
     def load_v(self, work: Work, block: Int32) -> None:
         cfg, scales, rows = self.cfg, self.tensors.v_scales, work.keys.rows
@@ -147,7 +147,7 @@ class BlockScales(UnitScales):
 
     def of_k(self, step: int, n: int) -> Scale:
         """Operand for a step over columns, and keys n to n + 7 of the block."""
-        return Scale(self.k[n // MX_BLOCK], step, n // ROWS_OF_MATRIX % QUAD)
+        return Scale(self.k[n // MX_BLOCK], step, n // ROWS_OF_MATRIX % LANES_PER_ROW)
 
     def of_v(self, step: int, n: int) -> Scale:
         """Operand for a step over keys, and columns n to n + 7."""
@@ -157,7 +157,7 @@ class BlockScales(UnitScales):
         first = stored.first if self.cfg.varlen else Int32(0)
         return Position(Int32(0) if self.cfg.varlen else work.batch, first, first + counted.count - 1, head)
 
-    def _of_row(self, scales: cute.Tensor, where: Position, row: Int32) -> cute.Pointer:
+    def _of_row(self, scales: cute.Tensor, pos: Position, row: Int32) -> cute.Pointer:
         """Where the scales of a row of Q or K are, one for each 32 columns."""
-        entry = cutlass.max(cutlass.min(where.first + row, where.last), where.first)
-        return scales.iterator + cute.crd2idx((where.batch, entry, where.head, 0), scales.layout)
+        entry = cutlass.max(cutlass.min(pos.first + row, pos.last), pos.first)
+        return scales.iterator + cute.crd2idx((pos.batch, entry, pos.head, 0), scales.layout)

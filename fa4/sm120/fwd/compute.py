@@ -40,8 +40,6 @@ def compute(context: Sm120ForwardContext):
 class WarpConsumer(Consumer):
     """Operands and registers of a warp of a consumer; created once."""
 
-    is_asynchronous = False
-
     def __init__(self, context: Sm120ForwardContext, index: Int32):
         cfg, smem = context.cfg, context.smem
         self.cfg, self.index, self.rank = cfg, index, Int32(0)
@@ -50,7 +48,7 @@ class WarpConsumer(Consumer):
         self.q_ptr = smem.pointer("Q", cfg.operand_dtype)
         self.q = cute.make_rmem_tensor(cfg.q_regs, Int32)
         self.p = cute.make_rmem_tensor(cfg.p_regs, Int32)
-        self.o = cute.make_rmem_tensor(cfg.o_columns // 2, Float32)
+        self.o = cute.make_rmem_tensor(cfg.head_dim_v // 2, Float32)
         self.factor = cute.make_rmem_tensor(ROWS_PER_THREAD, Float32)  # of O, due before the next product is added
         self.k_address, self.v_address = smem.address("K"), smem.address("V")
         self.k, self.v = RowsOfK(cfg.k_tile), RowsOfV(cfg.v_tile)
@@ -71,7 +69,7 @@ class WarpConsumer(Consumer):
 
     def prefetch(self, work: Work, block: Int32, following: Int32) -> None:
         self.scales.load_v(work, block)
-        self.scales.load_k(work, cutlass.max(following, 0))
+        self.scales.load_k(work, following)
 
     def start_s(self, s: cute.Tensor, q: Cursor, k: Cursor, is_half: bool) -> None:
         cfg, scales = self.cfg, self.scales
@@ -93,7 +91,7 @@ class WarpConsumer(Consumer):
         scales.pack_v()
         for step in range(steps(cfg.tile_n)):
             rows = [self.p[4 * step + i] for i in range(4)]
-            for n in range(0, cfg.o_columns, N_OF_LOAD):
+            for n in range(0, cfg.head_dim_v, N_OF_LOAD):
                 for i, columns in enumerate(self.v.load(address, step, n)):
                     first = n + i * ROWS_OF_MATRIX
                     _add(self.o, first, rows, columns, ONES, scales.of_v(step, first))
@@ -103,6 +101,13 @@ class WarpConsumer(Consumer):
 
     def wait(self, pending: int) -> None:
         """A product is complete when its instruction is."""
+
+    def release(self, k: Cursor, v: Cursor) -> None:
+        k.arrive()
+        v.arrive_after(k)
+
+    def settle(self, softmax: Softmax, v: Cursor) -> None:
+        """V has been released."""
 
     def rescale(self, softmax: Softmax, has_grown: Boolean) -> None:
         for r in range(ROWS_PER_THREAD):

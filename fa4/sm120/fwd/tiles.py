@@ -43,14 +43,15 @@ TILES = (
     Rule("few queries", FEW, TileShape(1, 64), _REASONED),
     Rule("lists of blocks", BLOCKS, TileShape(2, 64), "blocks have multiples of 128 rows"),
     Rule("head_dim <= 64", head_dims(64), TileShape(3, 64), "540 / 482, next 516 / 472 in ping-pong"),
-    Rule("head_dim <= 128", OTHERWISE, TileShape(2, 64), "634 / 623, next 649 / 623 (96 keys), 605 in ping-pong"),
+    Rule("head_dim <= 128", OTHERWISE, TileShape(2, 64),
+         "634 / 623, 605 in ping-pong; blocks of 96 keys 649 / 623, but they divide fewer lengths"),
 )  # fmt: skip
 SEVERAL_TILES = Condition(
     "several tiles a sequence", lambda case: case.extent.max_seqlen_q * case.spec.group > case.tile_rows
 )
 SCHEDULES = (
     Rule("packed", VARLEN & SEVERAL_TILES, Schedule.PACKED, _REASONED),
-    Rule("single, varlen", VARLEN, Schedule.SINGLE, "as several tiles, which need no search for their sequence"),
+    Rule("single, varlen", VARLEN, Schedule.SINGLE, "one tile a sequence: a CTA finds its sequence without a search"),
     Rule("single, block mask", BLOCKS, Schedule.SINGLE, "tiles differ in length by what the mask lists"),
     Rule("single, shared chip", SHARED, Schedule.SINGLE, "a persistent grid would end late"),
     Rule("persistent", OTHERWISE, Schedule.PERSISTENT, _REASONED),

@@ -77,9 +77,10 @@ class ForwardConsumer(Consumer):
     def wait(self, pending: int) -> None:
         wait(pending)
 
-    def settle(self, softmax: Softmax) -> None:
+    def settle(self, softmax: Softmax, v: Cursor) -> None:
         pin(softmax.total[0], softmax.total[1])
         wait(0)
+        v.arrive()
 
     def pack(self, s: cute.Tensor) -> None:
         pack(s, self.p)
