@@ -11,8 +11,8 @@ from unittest import mock
 
 from cutlass import Boolean
 
+from fa4.fwd.device import load, softmax
 from fa4.runtime import jit
-from fa4.sm90.fwd import load, softmax
 
 SOFTMAX, LOADS = "softmax", "loads"
 LEFT_OUT = ((SOFTMAX,), (LOADS,), (SOFTMAX, LOADS))

@@ -10,9 +10,9 @@ import cutlass.cute as cute
 from cutlass.cute.runtime import from_dlpack
 
 from fa4.emulator import emulate
+from fa4.pipeline import fragment
 from fa4.pipeline.smem import Tile
 from fa4.pipeline.tma import TmaTile, tma_load
-from fa4.sm90 import fragment
 from fa4.sm90.wgmma import ROWS, Major, SmemOperand, Wgmma, wait
 
 
