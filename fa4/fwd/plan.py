@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from typing import Generic, NamedTuple
 
 import torch
@@ -63,11 +62,6 @@ def work_tiles(spec: AttentionSpec, extent: ProblemSize, packed: int, rows: int)
     return -(-extent.max_seqlen_q * padded_heads_of(packed) // rows) * (spec.heads_q // packed) * extent.batch
 
 
-def packed_heads_of_one(spec: AttentionSpec, rows: int = 64) -> int:
-    """Return the query heads per tile of `rows` rows."""
-    return spec.group if spec.group <= rows else math.gcd(spec.group, rows)
-
-
 class ForwardDirection(Generic[Config]):
     """The forward of one kind of problem on one chip. A subclass per chip sets `kernel` and `splits` (split-KV
     parts) and passes the configuration, the scalars and the sizes."""
@@ -78,10 +72,15 @@ class ForwardDirection(Generic[Config]):
     def __init__(self, chip: Chip, cfg: Config, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
         self._has_8bit_q, self._has_bytes = cfg.operands is not None, cfg.has_bytes
+        self._has_block_scales = cfg.has_block_scales
         self._is_nvfp4 = cfg.is_nvfp4
         self._has_cache_tensors = cfg.has_factors or (cfg.cache is not None and cfg.cache.has_tensors)
         self._varlen, self._fixed_sizes = cfg.varlen, tuple(sizes[2:])
         self._fixed_arguments = jit.fixed(scalars), jit.fixed(sizes)
+
+    def arranged(self, cache: Cache, inputs: AttentionInputs) -> Cache:
+        """Return the cache with scales of blocks in the layout that the kernel loads."""
+        raise NotImplementedError
 
     def launch(
         self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None, cache: Cache | None = None
@@ -93,6 +92,8 @@ class ForwardDirection(Generic[Config]):
                 cache = Cache(*cache[:3], *(None if x is None else x.view(torch.uint8) for x in scales))
         if self._has_8bit_q:
             inputs = inputs._replace(q=inputs.q.view(torch.uint8))
+            if self._has_block_scales and cache is not None:
+                cache = self.arranged(cache, inputs)
         mod_tensors = None if mods is None else kernel_mods(mods, inputs.q.shape[-2])
         cache_tensors = tuple(cache) if self._has_cache_tensors and cache is not None else None
         scalars, sizes = self._fixed_arguments

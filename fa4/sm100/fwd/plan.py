@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from torch import Tensor
-
 from ...core.order import even_l2_group
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...fwd.variant import RESCALE_THRESHOLD_8BIT
-from ...mods.ir.record import Mods
 from ...pipeline.smem import SWIZZLE_ALIGN
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
@@ -41,13 +38,9 @@ class Sm100Forward(plan.ForwardDirection[Sm100ForwardConfig]):
         l2_group = l2_group_of(spec, extent, chip, cfg.packed_heads)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
-        if cfg.has_block_scales:  # other launches need no further frame
-            self.launch = self._launch_with_scales  # type: ignore[assignment, method-assign]
 
-    def _launch_with_scales(
-        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None, cache: Cache
-    ) -> None:
-        super().launch(inputs, out, lse, mods, in_chunks(cache, inputs, self.cfg))
+    def arranged(self, cache: Cache, inputs: AttentionInputs) -> Cache:
+        return in_chunks(cache, inputs, self.cfg)
 
     def __str__(self) -> str:
         cfg = self.cfg

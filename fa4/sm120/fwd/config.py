@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...fwd.consumers import ConsumerVariant
 from ...fwd.device.consumer import ROWS
 from ...fwd.launch import ForwardContext
-from ...fwd.variant import ForwardVariant, OutStore, Schedule
-from ...pipeline.fragment import ROWS_PER_WARP
+from ...fwd.variant import OutStore
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ...runtime.spec import MX_BLOCK
@@ -21,33 +21,22 @@ OTHER_REGS = 48  # of a consumer thread, beside tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm120ForwardConfig(ForwardVariant):
+class Sm120ForwardConfig(ConsumerVariant):
     """Compile-time configuration; the fields are the compile key.
-
-    consumers: groups of four warps that compute; each has 64 rows of the work tile. most_stages: upper bound of K
-    stages and of V stages.
 
     Raises:
         ValueError: the tiles do not fit in shared memory or registers.
     """
 
-    consumers: int
-    most_stages: int
-    schedule: Schedule
     ctas: ClassVar[int] = 1
+    holds_q: ClassVar[bool] = True
     ping_pong: ClassVar[bool] = False  # predicted 2 to 5 % slower
-    seq_bounded_q: ClassVar[bool] = False  # results of rows behind a sequence's end are not used
 
     def __post_init__(self) -> None:
         if self.used_regs > self.regs[0]:
             raise ValueError(f"{self.used_regs} registers of tiles are too many for {self.consumers} consumers")
         if self.stages < 1:
             raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
-
-    @property
-    def rows(self) -> int:
-        """Rows of a work tile."""
-        return self.consumers * ROWS
 
     @property
     def regs(self) -> tuple[int, int]:
@@ -70,10 +59,6 @@ class Sm120ForwardConfig(ForwardVariant):
         return self.tile_n // 2
 
     @property
-    def holds_q(self) -> bool:
-        return True
-
-    @property
     def used_regs(self) -> int:
         """Registers of O, S, P and Q of a thread, and others."""
         return self.head_dim_v // 2 + self.tile_n // 2 + self.p_regs + self.q_regs + OTHER_REGS
@@ -90,11 +75,6 @@ class Sm120ForwardConfig(ForwardVariant):
     @property
     def v_tile(self) -> Tile:
         return Tile(self.tile_n, self.head_dim_v, 8)
-
-    @property
-    def o_tile(self) -> Tile:
-        """O rows of one warp, which it stores by itself."""
-        return Tile(ROWS_PER_WARP, self.head_dim_v)
 
     @property
     def out_store(self) -> OutStore:
@@ -125,24 +105,6 @@ class Sm120ForwardConfig(ForwardVariant):
     @property
     def largest_p(self) -> int:
         return 8
-
-    @property
-    def persistent(self) -> bool:
-        return self.schedule is Schedule.PERSISTENT
-
-    @property
-    def snake(self) -> bool:
-        return self.persistent
-
-    @property
-    def has_packed_order(self) -> bool:
-        """Varlen sequences with one tile each have `Schedule.SINGLE`."""
-        return self.schedule is Schedule.PACKED
-
-    @property
-    def seq_bounded_o(self) -> bool:
-        """True for varlen: rows behind a sequence's end belong to another sequence, so stores end with the sequence."""
-        return self.varlen
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from ...fwd import plan
+from ...fwd.consumers import packed_heads
 from ...fwd.device.consumer import ROWS
 from ...fwd.l2_groups import l2_groups
-from ...fwd.plan import LaunchSizes, Scalars, packed_heads_of_one, work_tiles
+from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...fwd.variant import RESCALE_THRESHOLD_8BIT
-from ...mods.ir.record import Mods
-from ...pipeline.fragment import ROWS_PER_WARP
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
@@ -31,7 +28,7 @@ class Sm120Forward(plan.ForwardDirection[Sm120ForwardConfig]):
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)
         tiles = self.choice.row
-        packed = _packed_heads(spec, extent, tiles)
+        packed = packed_heads(spec, extent, tiles.consumers)
         self.splits = _splits(spec, extent, chip, tiles, packed)
         cfg = Sm120ForwardConfig(
             **Sm120ForwardConfig.options(spec, packed, self.splits),
@@ -43,14 +40,11 @@ class Sm120Forward(plan.ForwardDirection[Sm120ForwardConfig]):
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks, most)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
-        if cfg.has_block_scales:  # other launches need no further frame
-            self.launch = self._launch_with_scales  # type: ignore[assignment, method-assign]
 
-    def _launch_with_scales(
-        self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None, cache: Cache
-    ) -> None:
-        scales = {name: _as_bytes(getattr(cache, name)) for name in ("q_scales", "k_scales", "v_scales")}
-        super().launch(inputs, out, lse, mods, cache._replace(**scales))
+    def arranged(self, cache: Cache, inputs: AttentionInputs) -> Cache:
+        return cache._replace(
+            **{name: _as_bytes(getattr(cache, name)) for name in ("q_scales", "k_scales", "v_scales")}
+        )
 
     def __str__(self) -> str:
         cfg = self.cfg
@@ -68,16 +62,6 @@ def _as_bytes(scales: Tensor) -> Tensor:
     scales = scales.view(torch.uint8).contiguous()
     scales = scales if scales.ndim == 4 else scales[None]
     return scales if scales.data_ptr() % 16 == 0 else scales.clone()
-
-
-def _packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) -> int:
-    """Return the query heads per tile (pack_gqa)."""
-    if spec.has_blocks:
-        return 1  # query heads may have blocks of their own
-    if tiles.consumers == 1:
-        return packed_heads_of_one(spec)
-    is_short = 2 * extent.max_seqlen_q <= tiles.consumers * ROWS
-    return math.gcd(spec.group, ROWS_PER_WARP) if is_short else 1
 
 
 def _splits(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles, packed: int) -> int:

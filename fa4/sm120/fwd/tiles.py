@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from ...fwd.consumers import FEW, SEVERAL_TILES
 from ...fwd.device.consumer import ROWS
-from ...fwd.variant import Schedule, padded_heads_of
-from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
+from ...fwd.variant import Schedule
+from ...runtime.choice import OTHERWISE, Choice, Rule, choose
 from ...runtime.conditions import BLOCKS, SHARED, VARLEN, TuningCase, head_dims
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
@@ -31,12 +32,6 @@ class ForwardTiles(TileShape):
     l2_share: float = 0.5
 
 
-def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
-    """True if all query rows of a key/value head fit in one consumer, or if results must not depend on the batch."""
-    return spec.batch_invariant or extent.max_seqlen_q * padded_heads_of(spec.group) <= ROWS
-
-
-FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), "many query rows")
 _REASONED = "by reasoning"
 # Evidence: TFLOP/s predicted for an RTX 5090, 4k, full / causal, scales of blocks.
 TILES = (
@@ -46,9 +41,6 @@ TILES = (
     Rule("head_dim <= 128", OTHERWISE, TileShape(2, 64),
          "634 / 623, 605 in ping-pong; blocks of 96 keys 649 / 623, but they divide fewer lengths"),
 )  # fmt: skip
-SEVERAL_TILES = Condition(
-    "several tiles a sequence", lambda case: case.extent.max_seqlen_q * case.spec.group > case.tile_rows
-)
 SCHEDULES = (
     Rule("packed", VARLEN & SEVERAL_TILES, Schedule.PACKED, _REASONED),
     Rule("single, varlen", VARLEN, Schedule.SINGLE, "one tile a sequence: a CTA finds its sequence without a search"),

@@ -6,9 +6,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from ...fwd.consumers import ConsumerVariant
 from ...fwd.launch import ForwardContext
-from ...fwd.variant import ForwardVariant, KvLoad, OutStore, Schedule
-from ...pipeline.fragment import ROWS_PER_WARP
+from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
@@ -44,7 +44,7 @@ STAGES_OF_GATHERED = 3  # minimum for gathered rows; see the gather role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm90ForwardConfig(ForwardVariant):
+class Sm90ForwardConfig(ConsumerVariant):
     """Compile-time configuration; the fields are the compile key.
 
     The number of packed heads divides 16 unless O is stored directly. consumers: warpgroups that compute; each has 64
@@ -58,10 +58,7 @@ class Sm90ForwardConfig(ForwardVariant):
             cannot share key blocks.
     """
 
-    consumers: int
-    most_stages: int
     kv8_stages: int
-    schedule: Schedule
     ping_pong: bool
     ctas: int = 1
 
@@ -77,11 +74,6 @@ class Sm90ForwardConfig(ForwardVariant):
             raise ValueError("a pair of CTAs shares blocks of keys that lie one after the other, the same for both")
         if self.kv_load is KvLoad.GATHER and (self.kv8_stages or self.stages) < STAGES_OF_GATHERED:
             raise ValueError("the blocks that are waited for and copied take three stages, see the gather role")
-
-    @property
-    def rows(self) -> int:
-        """Rows of a work tile."""
-        return self.ctas * self.consumers * ROWS
 
     @property
     def tma_ctas(self) -> int:
@@ -158,11 +150,6 @@ class Sm90ForwardConfig(ForwardVariant):
         return min(REGISTERS // threads // 8 * 8, 255)
 
     @property
-    def o_tile(self) -> Tile:
-        """O rows of one warp, which it stores by itself."""
-        return Tile(ROWS_PER_WARP, self.head_dim_v)
-
-    @property
     def o_bytes(self) -> int:
         """Bytes of the staged O of one consumer."""
         return 0 if self.out_store is OutStore.DIRECT else WARPS_PER_WARPGROUP * self.o_tile.nbytes
@@ -214,29 +201,6 @@ class Sm90ForwardConfig(ForwardVariant):
         """O += P V, P from registers."""
         v = SmemOperand(self.v_operand, Major.MN, self.stages, self.v_operand.nbytes)
         return Wgmma(self.v_dtype, n=self.head_dim_v, k=self.tile_n, b=v)
-
-    @property
-    def persistent(self) -> bool:
-        return self.schedule is Schedule.PERSISTENT
-
-    @property
-    def snake(self) -> bool:
-        return self.persistent
-
-    @property
-    def has_packed_order(self) -> bool:
-        """Narrower than on other chips: varlen sequences with one tile each have `Schedule.SINGLE`."""
-        return self.schedule is Schedule.PACKED
-
-    @property
-    def seq_bounded_q(self) -> bool:
-        """False: Q rows behind a sequence's end may hold any values, because their results are not used."""
-        return False
-
-    @property
-    def seq_bounded_o(self) -> bool:
-        """True for varlen: rows behind a sequence's end belong to another sequence, so stores end with the sequence."""
-        return self.varlen
 
 
 @dataclass(frozen=True, slots=True)

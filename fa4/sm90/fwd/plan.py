@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from ...fwd import plan
+from ...fwd.consumers import packed_heads
 from ...fwd.l2_groups import l2_groups
-from ...fwd.plan import LaunchSizes, Scalars, packed_heads_of_one, work_tiles
+from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
-from ...pipeline.fragment import ROWS_PER_WARP
 from ...runtime import plan as plans
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
@@ -52,21 +50,10 @@ def configure(
     tiles = tiles or tiles_for(spec, chip, extent).row
     splits = splits_for(spec, extent, chip, tiles)
     return Sm90ForwardConfig(
-        **Sm90ForwardConfig.options(spec, packed_heads(spec, extent, tiles), splits),
+        **Sm90ForwardConfig.options(spec, packed_heads(spec, extent, tiles.consumers, tiles.packs_heads), splits),
         **columns(tiles, Sm90ForwardConfig),
         smem_bytes=chip.smem_per_block - (JOINING_BYTES if splits > 1 else 0),
     )
-
-
-def packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) -> int:
-    """Return the query heads per tile (pack_gqa). Packing pays if the rows of one head leave half of a tile empty, or
-    as the table says."""
-    if spec.has_blocks:
-        return 1  # query heads may have blocks of their own
-    if tiles.consumers == 1:
-        return packed_heads_of_one(spec)
-    is_short = 2 * extent.max_seqlen_q <= tiles.consumers * ROWS
-    return math.gcd(spec.group, ROWS_PER_WARP) if is_short or tiles.packs_heads else 1
 
 
 def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:
@@ -75,7 +62,12 @@ def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forw
         return tiles.splits
     if spec.has_blocks:
         return 1
-    count = work_tiles(spec, extent, packed_heads(spec, extent, tiles), tiles.ctas * tiles.consumers * ROWS)
+    count = work_tiles(
+        spec,
+        extent,
+        packed_heads(spec, extent, tiles.consumers, tiles.packs_heads),
+        tiles.ctas * tiles.consumers * ROWS,
+    )
     # Few rows: as many parts as keep the memory busy. Keys that are converted need more. Of 4 bits, 128k keys
     # take 130 us with all multiprocessors, 165 us with 6/8 of them.
     is_nvfp4 = spec.cache is not None and spec.cache.is_nvfp4

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ...fwd.variant import Schedule, padded_heads_of
+from ...fwd.consumers import FEW, SEVERAL_TILES
+from ...fwd.variant import Schedule
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import (
     BLOCKS,
@@ -57,11 +58,6 @@ class ForwardTiles(TileShape):
     l2_share: float = 0.5
 
 
-def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
-    """True if all query rows of a key/value head fit in one consumer, or if results must not depend on the batch."""
-    return spec.batch_invariant or extent.max_seqlen_q * padded_heads_of(spec.group) <= ROWS
-
-
 def _fills_chip(case: TuningCase) -> bool:
     """True if there is at least one work tile of 256 rows per multiprocessor."""
     return -(-case.extent.max_seqlen_q // 256) * case.spec.heads_q * case.extent.batch >= case.chip.sms
@@ -85,7 +81,6 @@ def _whole_blocks(tile_n: int) -> Condition:
 
 MANY_KEYS = 16 << 10
 LONG = 48 << 10  # keys
-FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), "many query rows")
 SHORT_QUERIES = Condition("at most 1024 queries", lambda case: case.extent.max_seqlen_q <= 1024)
 MANY_TILES = Condition("tiles of 256 rows fill the chip", _fills_chip)
 PLAIN = ~TRACED & ~VARLEN
@@ -183,9 +178,6 @@ TILES = (
 
 LONG_CAUSAL = CAUSAL & keys(LONG + 1) & Condition("long queries", lambda case: case.extent.max_seqlen_q > LONG // 2)
 LONG_CAUSAL = LONG_CAUSAL & ~FP8 & ~SCATTERED & ~FEW & ~BLOCKS
-SEVERAL_TILES = Condition(
-    "several tiles a sequence", lambda case: case.extent.max_seqlen_q * case.spec.group > case.tile_rows
-)
 SCHEDULES = (
     Rule("packed", VARLEN & SEVERAL_TILES, Schedule.PACKED, "d128: 466 us; 514 us by a persistent grid"),
     Rule("single, varlen", VARLEN, Schedule.SINGLE, "as several tiles, which need no search for their sequence"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...fwd import plan as forward
-from ...fwd.plan import LaunchSizes, Scalars, packed_heads_of_one, work_tiles
+from ...fwd.consumers import packed_heads_of_one
+from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import blocks_of_part, choose_splits
 from ...runtime import plan
 from ...runtime.device import Chip

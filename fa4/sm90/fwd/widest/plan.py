@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ....fwd import plan as forward
+from ....fwd.consumers import packed_heads_of_one
 from ....fwd.l2_groups import l2_group_of_single
-from ....fwd.plan import LaunchSizes, Scalars, packed_heads_of_one, work_tiles
+from ....fwd.plan import LaunchSizes, Scalars, work_tiles
 from ....fwd.splits import blocks_of_part, choose_splits
 from ....runtime import plan
 from ....runtime.device import Chip
