@@ -261,6 +261,10 @@ def _of_tokens(entries: Tensor, shape: Sequence[int], block: int | None, cu_seql
 
 def dequantized(data: Tensor, scales: Tensor | None, dtype: torch.dtype, cu_seqlens: Tensor | None = None) -> Tensor:
     """Return data * scales, computed in float32 and rounded once to dtype."""
+    as_dtype = data.to(dtype)
     if scales is None:
-        return data.to(dtype)
-    return (data.float() * spread(scales, data.shape, cu_seqlens)).to(dtype)
+        return as_dtype
+    if torch.finfo(dtype).bits > 16:
+        return as_dtype * spread(scales, data.shape, cu_seqlens)
+    # 16 bits hold an e4m3 number exactly. The multiplication is in float32 and writes 16 bits: no copy in float32.
+    return torch.mul(as_dtype, spread(scales, data.shape, cu_seqlens), out=torch.empty_like(as_dtype))
