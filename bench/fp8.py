@@ -36,7 +36,7 @@ CASES = (
     square("fwd", 65536, 128, False, heads=4),
     *(square("fwd", 4096, 64, causal) for causal in (False, True)),
     square("fwd", 16384, 64, False),
-    *(square("fwd", 4096, 256, causal) for causal in (False, True)),
+    *(square("fwd", seqlen, 256, causal) for causal in (False, True) for seqlen in (4096, 16384)),
 )
 
 

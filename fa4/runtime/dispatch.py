@@ -175,7 +175,7 @@ _SM90_WIDEST = replace(
 _SM90_FP8 = replace(
     _SM90,
     summary="the same, products of e4m3",
-    head_dims=HeadDims(multiple=16, largest=128),
+    head_dims=HeadDims(multiple=16, largest=256),
     features=frozenset(
         (
             Feature.CAUSAL, Feature.WINDOW, Feature.GQA, Feature.HEAD_DIM_V, Feature.SEQUSED, Feature.SOFTCAP,

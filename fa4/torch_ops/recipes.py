@@ -264,7 +264,9 @@ def dequantized(data: Tensor, scales: Tensor | None, dtype: torch.dtype, cu_seql
     as_dtype = data.to(dtype)
     if scales is None:
         return as_dtype
+    factors = spread(scales, data.shape, cu_seqlens)
     if torch.finfo(dtype).bits > 16:
-        return as_dtype * spread(scales, data.shape, cu_seqlens)
-    # 16 bits hold an e4m3 number exactly. The multiplication is in float32 and writes 16 bits: no copy in float32.
-    return torch.mul(as_dtype, spread(scales, data.shape, cu_seqlens), out=torch.empty_like(as_dtype))
+        return as_dtype * factors
+    # 16 bits hold an e4m3 number exactly. The multiplication is in float32 and writes 16 bits: no copy in float32. A
+    # factor without dimensions would be rounded to 16 bits first.
+    return torch.mul(as_dtype, factors if factors.ndim else factors.view(1), out=torch.empty_like(as_dtype))

@@ -153,7 +153,7 @@ _SOFTCAP_AND_MASK = dict(
 _BY_HEADS = dict(recipe=("none", "tensor", "head"), scale=("default", "given"))
 _MULTIPLIED = _BY_HEADS | dict(
     form=("dense",),
-    head_dim=("16", "64", "96", "128"),
+    head_dim=("16", "64", "96", "128", "192", "256"),
     lengths=("large", "larger", "square"),
     **dict.fromkeys(("score_mod", "mask_mod", "block_mask"), ("none",)),
     dropout=("no",),

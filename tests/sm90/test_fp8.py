@@ -25,6 +25,20 @@ from tests.machine_code import machine_code
 E4M3 = torch.float8_e4m3fn
 CHIP = chip_by_number(90)
 LONG = Case("long", seqlen_q=256, seqlen_k=5000, head_dim=64, head_dim_v=32)
+WIDE = (
+    Case("wide", seqlen_q=261, seqlen_k=450, head_dim=256, causal=True, heads_q=2, heads_kv=1, sink=True),
+    Case("wide_window", seqlen_q=300, seqlen_k=700, head_dim=192, head_dim_v=128, window_size=(200, 30), softcap=15.0),
+    Case(
+        "wide_values",
+        seqlen_q=256,
+        seqlen_k=333,
+        head_dim=80,
+        head_dim_v=208,
+        batch=2,
+        seqused=((None, 333), (None, 7)),
+    ),
+    Case("long_wide", seqlen_q=256, seqlen_k=5000, head_dim=144, head_dim_v=256),
+)
 SPEC = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1, operands=Operands.E4M3)
 
 
@@ -36,7 +50,7 @@ def run(case, seed, arguments, problem, **changes):
 
 
 @pytest.mark.rotates(3)
-@pytest.mark.parametrize("case", (*CASES, LONG), ids=str)
+@pytest.mark.parametrize("case", (*CASES, LONG, *WIDE), ids=str)
 def test_case_is_right(case, seed):
     problem, arguments = of_heads(cases.make(case, seed), seed, 90)
     if case.seqused:
@@ -141,7 +155,13 @@ def test_transposition(columns, keys, used, seed):
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "changes",
-    [dict(), dict(window_right=0), dict(head_dim=64, head_dim_v=64), dict(window_left=99, softcap=5.0, has_sink=True)],
+    [
+        dict(),
+        dict(window_right=0),
+        dict(head_dim=64, head_dim_v=64),
+        dict(head_dim=256, head_dim_v=256),
+        dict(window_left=99, softcap=5.0, has_sink=True),
+    ],
     ids=str,
 )
 def test_nothing_spills_and_products_are_not_serialised(changes, tmp_path, disassembler):
@@ -150,8 +170,8 @@ def test_nothing_spills_and_products_are_not_serialised(changes, tmp_path, disas
 
 
 def test_every_head_dim_fits_the_chip():
-    for d in range(16, 144, 16):
-        for dv in range(16, 144, 16):
+    for d in range(16, 272, 16):
+        for dv in range(16, 272, 16):
             cfg = Fp8Forward(replace(SPEC, head_dim=d, head_dim_v=dv), ProblemSize(1, 512, 4096), CHIP).cfg
             assert smem_map(cfg, channels(cfg)).nbytes <= CHIP.smem_per_block, (d, dv)
 
@@ -161,7 +181,7 @@ def test_every_head_dim_fits_the_chip():
     [
         ({}, True),
         (dict(q=(2, 255, 4, 64)), False),
-        (dict(q=(2, 300, 4, 144), k=(2, 300, 4, 144)), False),
+        (dict(q=(2, 300, 4, 272), k=(2, 300, 4, 272)), False),
         (dict(q=(2, 300, 4, 72), k=(2, 300, 4, 72)), False),
         (dict(k_descale=torch.ones(2, 3, 4)), False),
         (dict(q_descale=torch.ones(2, 8), q=(2, 300, 8, 64)), False),

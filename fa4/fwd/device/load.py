@@ -51,7 +51,8 @@ def load_q(context: Any, work: Work, tile: Int32, cursor: Cursor):
     """Load 64 rows of Q, the `tile`-th of the sequence, into a free stage."""
     cfg, tma = context.cfg, context.tma("q")
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
-    ptr = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
+    dtype = cfg.dtype if tma.tile.bits == cfg.dtype.width else Uint8
+    ptr = context.smem.pointer("Q", dtype) + cursor.stage * (8 * cfg.q_step // tma.tile.bits)
     cursor.expect_tx(tma.tile.nbytes)
     tma_load(tma, q, tile, ptr, cursor.barrier())
 

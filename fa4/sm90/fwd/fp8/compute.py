@@ -24,9 +24,9 @@ from ....pipeline.cursor import Cursor, Lane, consume
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES
 from ...wgmma import pin, wait
-from .config import CONSUMERS, Fp8Context
+from .config import Fp8Context
 from .softmax import Fp8Softmax
-from .sums import PERIOD, Sums
+from .sums import PERIOD, NarrowSums, Sums
 
 
 @cute.jit
@@ -35,7 +35,7 @@ def compute(context: Fp8Context):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = Fp8Consumer(context, warp // WARPS_PER_WARPGROUP)
     softmax = Fp8Softmax(context)
-    q = consume(ends.load_compute_Q, Lane(consumer.index, CONSUMERS))
+    q = consume(ends.load_compute_Q, Lane(consumer.index, context.cfg.consumers))
     k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
     consumer.ping_pong.start()
     queue = Queue.first(context)
@@ -89,7 +89,7 @@ class Fp8Consumer(ConsumerRows):
 
     def __init__(self, context: Fp8Context, index: Int32):
         cfg, smem = context.cfg, context.smem
-        self.cfg, self.index, self.ping_pong = cfg, index, PingPong(CONSUMERS, index, True)
+        self.cfg, self.index, self.ping_pong = cfg, index, PingPong(cfg.consumers, index, True)
         self.rank = Int32(0)
         self.qk, self.pv = cfg.qk, cfg.pv
         self.q = self.qk.a_at(smem.pointer("Q", self.qk.dtype))
@@ -99,7 +99,7 @@ class Fp8Consumer(ConsumerRows):
         self.s, self.o, self.p = self.qk.accumulator(), self.pv.accumulator(), self.pv.a_registers()
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
         place = (index * WARPS_PER_WARPGROUP + self.warp) * cfg.bytes_of_sums
-        self.sums = Sums(self.o, smem.address("sums of O") + place)
+        self.sums = (NarrowSums if cfg.has_narrow_sums else Sums)(self.o, smem.address("sums of O") + place)
         self.out = smem.pointer("sums of O", cfg.dtype) + place // 2
 
     def start_s(self, half: int, q: Cursor, k: Cursor) -> None:

@@ -13,23 +13,25 @@ from ....pipeline.smem import Tile
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
 from ..config import BARRIER_BYTES
 
-CONSUMERS = 3
-REGISTERS_OF_TILES = 112  # of a consumer thread; the others hold addresses and row statistics
+# Number of consumers -> registers per thread of (consumers, load warp).
+REGS = {2: (240, 24), 3: (160, 32)}
+OTHER_REGS = 48  # of a consumer thread, beside tiles: addresses and row statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Config(ForwardVariant):
     """The fields are the compile key. A consumer has 64 rows of the work tile. V comes transposed, see
-    `fwd.kernels.transpose`. line: words of P of every 16 of a row that come from `core.line.Line`.
+    `fwd.kernels.transpose`. consumers: warpgroups that compute, each with 64 rows of the work tile. line: words of P of
+    every 16 of a row that come from `core.line.Line`.
 
     Raises:
         ValueError: the tiles do not fit in registers or shared memory.
     """
 
+    consumers: int
     persistent: bool
     line: int
     ctas: ClassVar[int] = 1
-    consumers: ClassVar[int] = CONSUMERS
     out_store: ClassVar[OutStore] = OutStore.TMA
     has_packed_order: ClassVar[bool] = False
     seq_bounded_q: ClassVar[bool] = False
@@ -37,12 +39,17 @@ class Fp8Config(ForwardVariant):
 
     def __post_init__(self) -> None:
         used = self.half_n // 2 + self.half_n // 8 + self.head_dim_v // 2  # S, P, O
-        if used > REGISTERS_OF_TILES or self.stages < 2:
+        if used + OTHER_REGS > self.regs[0] or self.stages < 2:
             raise ValueError(f"head_dim ({self.head_dim}, {self.head_dim_v}) exceeds registers or {self.smem_bytes}")
 
     @property
+    def regs(self) -> tuple[int, int]:
+        """Registers per thread of (consumers, load warp)."""
+        return REGS[self.consumers]
+
+    @property
     def rows(self) -> int:
-        return CONSUMERS * ROWS
+        return self.consumers * ROWS
 
     @property
     def snake(self) -> bool:
@@ -84,15 +91,20 @@ class Fp8Config(ForwardVariant):
         return Tile(ROWS_PER_WARP, self.head_dim_v)
 
     @property
+    def has_narrow_sums(self) -> bool:
+        """Whether sums of O are bfloat16: those of float32 would leave no room for two stages."""
+        return self.head_dim_v > 128
+
+    @property
     def bytes_of_sums(self) -> int:
-        """Bytes of the sums of O of one warp, float32. They also hold its rows of O before they are stored."""
-        return 2 * self.o_tile.nbytes
+        """Bytes of the sums of O of one warp. They also hold its rows of O before they are stored."""
+        return self.o_tile.nbytes * (1 if self.has_narrow_sums else 2)
 
     @property
     def stages(self) -> int:
         """K stages; V has as many."""
         sums = WARPS_PER_WARPGROUP * self.bytes_of_sums
-        used = CONSUMERS * (self.q_buffers * self.q_step + sums) + BARRIER_BYTES
+        used = self.consumers * (self.q_buffers * self.q_step + sums) + BARRIER_BYTES
         return min((self.smem_bytes - used) // (self.k_tile.nbytes + self.v_tile.nbytes), 4)
 
     @property
@@ -103,7 +115,7 @@ class Fp8Config(ForwardVariant):
     @property
     def qk(self) -> Wgmma:
         """S = Q K^T of half a block."""
-        q = SmemOperand(self.q_tile, Major.K, self.q_buffers * CONSUMERS, self.q_step)
+        q = SmemOperand(self.q_tile, Major.K, self.q_buffers * self.consumers, self.q_step)
         k = SmemOperand(self.k_tile, Major.K, self.stages, self.k_tile.nbytes)
         return Wgmma(self.operand_dtype, n=self.half_n, k=self.head_dim, b=k, a=q)
 

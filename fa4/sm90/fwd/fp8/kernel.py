@@ -2,7 +2,8 @@
 
 As `sm90.fwd`, with three differences. V comes transposed from a kernel before this one: the tensor cores read 8-bit
 operands only along the reduction, here the keys. They also add with few bits, so O is added up elsewhere, see `sums`.
-And three consumers alternate in the exponentials: beside products that take half of the time, these are what bounds.
+And consumers, three of them to head dim 128, alternate in the exponentials: beside products that take half of the time,
+these are what bounds.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from ....pipeline.channels import By, Carries, Channel, ChannelTable, Every
 from ....pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import CONSUMERS, Fp8Config, Fp8Context
+from .config import Fp8Config, Fp8Context
 from .load import load
 
-_END = CONSUMERS * WARPS_PER_WARPGROUP
-ROLES = RoleTable(
-    (
-        Role("compute", warps=(0, _END), regs=160, body=compute, instances=CONSUMERS),
-        Role("load", warps=(_END, _END + 1), regs=32, body=load),
+
+def roles(cfg: Fp8Config) -> RoleTable:
+    end = cfg.consumers * WARPS_PER_WARPGROUP
+    compute_regs, load_regs = cfg.regs
+    return RoleTable(
+        (
+            Role("compute", warps=(0, end), regs=compute_regs, body=compute, instances=cfg.consumers),
+            Role("load", warps=(end, end + 1), regs=load_regs, body=load),
+        )
     )
-)
 
 
 def channels(cfg: Fp8Config) -> ChannelTable:
@@ -31,16 +35,16 @@ def channels(cfg: Fp8Config) -> ChannelTable:
     rings = [
         Channel(f"load_compute_{x}", "load", Every("compute"), By.TMA, By.WGMMA, cfg.stages, memory) for x in ("K", "V")
     ]
-    queries = Channel("load_compute_Q", "load", "compute", By.TMA, By.WGMMA, cfg.q_buffers * CONSUMERS, memory)
-    return ChannelTable((queries, *rings), ROLES)
+    queries = Channel("load_compute_Q", "load", "compute", By.TMA, By.WGMMA, cfg.q_buffers * cfg.consumers, memory)
+    return ChannelTable((queries, *rings), roles(cfg))
 
 
 def smem_map(cfg: Fp8Config, table: ChannelTable) -> SmemMap:
     return SmemMap(
-        Region("Q", cfg.q_buffers * CONSUMERS * cfg.q_step, align=1024),
+        Region("Q", cfg.q_buffers * cfg.consumers * cfg.q_step, align=1024),
         Region("K", cfg.stages * cfg.k_tile.nbytes, align=1024),
         Region("V", cfg.stages * cfg.v_tile.nbytes, align=1024),
-        Region("sums of O", CONSUMERS * WARPS_PER_WARPGROUP * cfg.bytes_of_sums, align=1024),
+        Region("sums of O", cfg.consumers * WARPS_PER_WARPGROUP * cfg.bytes_of_sums, align=1024),
         Region("barriers", table.nbytes, align=8),
     )
 

@@ -14,13 +14,13 @@ from ....fwd.device.load import load_qkv
 from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, Lane, produce
 from ....pipeline.tma import tma_load, tma_load_panel
-from .config import CONSUMERS, Fp8Context
+from .config import Fp8Context
 
 
 @cute.jit
 def load(context: Fp8Context):
-    ends = context.ends("load")
-    q = [produce(ends.load_compute_Q, Lane(consumer, CONSUMERS)) for consumer in range(CONSUMERS)]
+    cfg, ends = context.cfg, context.ends("load")
+    q = [produce(ends.load_compute_Q, Lane(consumer, cfg.consumers)) for consumer in range(cfg.consumers)]
     load_qkv(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V), load_k, load_v)
 
 

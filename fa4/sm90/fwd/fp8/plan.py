@@ -18,7 +18,7 @@ from ....runtime.device import Chip
 from ....runtime.memory import empty
 from ....runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
 from ..tiles import ForwardTiles
-from .config import CONSUMERS, Fp8Config
+from .config import Fp8Config
 from .kernel import KERNEL
 
 TILE_N = 128
@@ -31,15 +31,17 @@ class Fp8Forward(forward.ForwardDirection[Fp8Config]):
     kernel = KERNEL
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: None = None) -> None:
+        widest = max(spec.head_dim, spec.head_dim_v)
         cfg = Fp8Config(
             **Fp8Config.options(spec, 1, 1),
             tile_n=TILE_N,
+            consumers=3 if widest <= 128 else 2,
             rescale_threshold=RESCALE_THRESHOLD_8BIT,
             smem_bytes=chip.smem_per_block,
             persistent=not chip.shared,
-            line=LINE if max(spec.head_dim, spec.head_dim_v) <= 64 else 0,
+            line=LINE if widest <= 64 else 0,
         )
-        l2_group, most = l2_groups(spec, extent, chip, cfg, ForwardTiles(CONSUMERS, TILE_N))
+        l2_group, most = l2_groups(spec, extent, chip, cfg, ForwardTiles(cfg.consumers, TILE_N))
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, 1, chip.sms, most_l2_groups=most)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
