@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from warpcheck.findings import Finding, Findings
+from warpcheck.findings import FINAL, Finding, Findings
 from warpcheck.machine import (
     Allocation,
+    Budget,
     EmulationOptions,
     Launch,
     LaunchReport,
@@ -150,22 +151,25 @@ class Emulated:
     def _run(self, launch: Launch, allocations: list[Allocation]) -> None:
         allocations = merge(allocations)
         before = _contents(allocations) if self._others else []
-        self.launches.append(self._run_on(self.machine, launch, allocations))
+        report = self._run_on(self.machine, launch, allocations, Budget())
+        self.launches.append(report)
         if not self._others:
             return
         after = _contents(allocations)
+        ended_early = any(finding.kind in FINAL for finding in report.findings)
+        later = Budget() if ended_early else Budget.after(report.warp_instructions, report.seconds)
         differs = []
         try:
             for machine in self._others:
                 _restore(allocations, before)
-                self._run_on(machine, launch, allocations)
+                self._run_on(machine, launch, allocations, later)
                 if _contents(allocations) != after:
                     differs.append((machine.options.seed, machine.options.schedule))
         finally:
             _restore(allocations, after)
         self.launches[-1] = replace(self.launches[-1], differs=tuple(differs))
 
-    def _run_on(self, machine: Machine, launch: Launch, allocations: list[Allocation]) -> LaunchReport:
+    def _run_on(self, machine: Machine, launch: Launch, allocations: list[Allocation], budget: Budget) -> LaunchReport:
         report = machine.launch(
             launch.ptx,
             launch.entry,
@@ -178,6 +182,7 @@ class Emulated:
             roles=self.roles(launch.entry) if callable(self.roles) else self.roles,
             programmatic=launch.programmatic,
             cooperative=launch.cooperative,
+            budget=budget,
         )
         self._found += report.findings
         return report

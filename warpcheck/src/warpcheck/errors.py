@@ -88,6 +88,10 @@ class Deadlock(EmulationError):
     """Nothing can run any more: who waits, on which barrier, at which phase."""
 
 
+class Livelock(Deadlock):
+    """A kernel that did not end within its budget of instructions or time, although warps still run."""
+
+
 class CoResidency(Deadlock):
     """A CTA waits for a CTA that may start only after the first has ended: they need not be resident together."""
 

@@ -59,6 +59,8 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("deadlock", _E, errors.Deadlock, "9.7.13.15", "nothing can run any more"),
+        Kind("livelock", _E, errors.Livelock, "9.7.13.15", "the kernel did not end within its budget",
+             "end the loops of the listed warps, or raise max_instructions and max_seconds"),
         Kind("unknown-instruction", _E, errors.UnknownInstruction, "9", "an instruction that is not modelled"),
         Kind("launch-refused", _E, errors.LaunchRefused, "5.1.7", "the driver would refuse the launch"),
         Kind("register-file", _E, errors.RegisterFileOverflow, "9.7.19.5", "more registers than there are"),
@@ -87,6 +89,8 @@ KINDS = {
              "a wait for the copy, or a cluster barrier, before the CTA ends"),
         Kind("co-residency", _E, errors.CoResidency, "2.2.3", "a CTA waits for one that need not be resident",
              "wait only for CTAs of the same cluster or of a lower launch index, or launch cooperatively"),
+        Kind("weak-poll", _E, errors.DataRace, "8.4", "a loop waits by weak loads, which need not be repeated",
+             "ld.relaxed, ld.acquire, ld.volatile or an atomic instead of the weak load"),
         Kind("cp-async-proxy", _L, errors.DataRace, "8.6", "what cp.async wrote is read by the asynchronous proxy",
              "fence.proxy.async after the wait for cp.async, before the synchronisation that hands it over"),
         Kind("relaxed-arrival", _L, errors.DataRace, "9.7.13.15.13", "a relaxed arrival after a wait for a copy",
@@ -117,7 +121,7 @@ KINDS = {
     )
 }  # fmt: skip
 # The launch ends with one of these, so they cannot be switched off.
-FINAL = ("deadlock", "unknown-instruction", "launch-refused", "register-file", "divergent")
+FINAL = ("deadlock", "livelock", "unknown-instruction", "launch-refused", "register-file", "divergent")
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,8 @@ class Finding:
     @property
     def identity(self) -> tuple:
         """Equal for the same error at the same source lines; PTX lines where there is no line information."""
+        if self.kind == "livelock":  # the warps are anywhere in their loops
+            return (self.kind, self.kernel)
         locations = [self.location, *(location for _, location in self.others[:1])]
         keys = [self._source(location) if location else ("", 0) for location in locations]
         if self.kind in ("race", "equal-writes"):  # the schedule decides which of the two comes first

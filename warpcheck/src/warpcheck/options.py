@@ -57,10 +57,14 @@ PATTERN = _Pattern()
 NEW_FILE = _NewFile(dir_okay=False, writable=True)
 
 
+_EMULATION = ("sms", "seed", "resident", "max_instructions", "max_seconds", "progress")
+
+
 def emulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of an emulation to a command, which receives them as a dict `options`.
 
-    Its keys are fields of `warpcheck.EmulationOptions`: sms, seed, resident, checks.
+    Its keys are fields of `warpcheck.EmulationOptions`: sms, seed, resident, checks, max_instructions, max_seconds,
+    progress.
     """
 
     @click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
@@ -70,6 +74,14 @@ def emulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Clusters (CTAs, where there are none) that run at a time, lowest index first; 0: as many as fit. "
         "[default: 1 with an odd seed, else as many as fit]",
     )  # fmt: skip
+    @click.option("--max-instructions", type=LENGTH, metavar="N",
+                  help="Warp-instructions after which a launch counts as a livelock; 0: no limit. "
+                  "[default: 10^10; in later orders 100 times the first one's]")  # fmt: skip
+    @click.option("--max-seconds", type=click.FloatRange(min=0), metavar="S",
+                  help="Seconds after which a launch counts as a livelock; 0: no limit. "
+                  "[default: 4 hours; in later orders 100 times the first one's]")  # fmt: skip
+    @click.option("--progress", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="S",
+                  help="Seconds after which a running launch prints a line to stderr; 0: never.")  # fmt: skip
     @click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
     @click.option("--letter", is_flag=True, help="Hold tensor memory and setmaxnreg to the letter of the ISA.")
     @click.option("--order", type=click.Choice(ORDERS), default="practice", show_default=True,
@@ -78,10 +90,10 @@ def emulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--off", multiple=True, type=click.Choice([kind for kind in KINDS if kind not in FINAL]),
                   metavar="KIND", help="A kind of finding to disable; may be repeated.")  # fmt: skip
     @functools.wraps(command)
-    def with_options(*args: Any, sms: int, seed: int, resident: int | None, races: bool, letter: bool, order: str,
-                     leftovers: bool, off: tuple[str, ...], **kwargs: Any) -> Any:  # fmt: skip
+    def with_options(*args: Any, races: bool, letter: bool, order: str, leftovers: bool, off: tuple[str, ...],
+                     **kwargs: Any) -> Any:  # fmt: skip
         checks = Checks(races=races, letter=letter, leftovers=leftovers, order=order, off=frozenset(off))
-        options = {"sms": sms, "seed": seed, "resident": resident, "checks": checks}
+        options = {name: kwargs.pop(name) for name in _EMULATION} | {"checks": checks}
         return command(*args, options=options, **kwargs)
 
     return with_options

@@ -41,7 +41,10 @@ def run(section: str, sign: str, *, on_finding: str = "collect", off=(), seed: i
     )
     target = asked.get("target", "sm_100a")
     resident = int(asked["resident"]) if "resident" in asked else None
-    options = EmulationOptions(seed=seed, schedule=schedule, checks=checks, on_finding=on_finding, resident=resident)
+    options = EmulationOptions(
+        seed=seed, schedule=schedule, checks=checks, on_finding=on_finding, resident=resident,
+        max_instructions=int(asked.get("max_instructions", 10**6)),
+    )  # fmt: skip
     machine = Machine(target, options)
     arrays = data_and_map() if "map" in asked else [np.zeros(128, np.uint32) for _ in range(2)]
     bodies = [EARLY] * ("programmatic" in asked) + [example(section, sign)]

@@ -5,12 +5,13 @@ launches. This package depends on no driver and on no vendor's Python package.
 """
 
 from warpcheck.machine.machine import Allocation, Launch, LaunchReport, Machine, kernel_of, load_core, three
-from warpcheck.machine.options import ORDERS, SCHEDULES, Checks, EmulationOptions, Order, interleavings
+from warpcheck.machine.options import ORDERS, SCHEDULES, Budget, Checks, EmulationOptions, Order, interleavings
 
 __all__ = [
     "ORDERS",
     "SCHEDULES",
     "Allocation",
+    "Budget",
     "Checks",
     "EmulationOptions",
     "Launch",

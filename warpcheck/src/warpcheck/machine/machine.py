@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import compress
@@ -16,7 +17,7 @@ from warpcheck.findings import KINDS, Finding, Findings, repair_of
 from warpcheck.machine.chips import ChipFacts, chip_facts
 from warpcheck.machine.lowering import SHARED_RESERVED, Lowering
 from warpcheck.machine.names import names_in
-from warpcheck.machine.options import SCHEDULES, EmulationOptions, Order
+from warpcheck.machine.options import SCHEDULES, Budget, EmulationOptions, Order
 from warpcheck.machine.ptx import Kernel, Module, parse
 from warpcheck.machine.record import Record, RecordedLaunch
 from warpcheck.machine.targets import chips_with, missing_on
@@ -124,6 +125,7 @@ class Machine:
         programmatic: bool = False,
         cooperative: bool = False,
         after_unknown: bool = False,
+        budget: Budget = Budget(),  # noqa: B008  (immutable)
     ) -> LaunchReport:
         """Run one grid to its end.
 
@@ -134,6 +136,7 @@ class Machine:
             griddepcontrol.launch_dependents, it may still run, and what both touch needs griddepcontrol.wait.
         cooperative: launched cooperatively: all CTAs are resident, or the launch is refused.
         after_unknown: (with programmatic) the grid before is unknown and may access any global memory.
+        budget: what the launch may take, as far as the options set no limit.
         Raises an EmulationError subclass when the kernel does something wrong.
         """
         core = load_core()
@@ -148,7 +151,9 @@ class Machine:
         config["overlaps"] = programmatic and (after_unknown or self._before is not None)
         config["cooperative"] = cooperative
         config["before"] = None if after_unknown else self._before
-        result = core.run(loaded.program, config)
+        allowed = budget.asked(self.options)
+        config["max_instructions"], config["max_seconds"] = allowed.instructions, allowed.seconds
+        result = core.run(loaded.program, config, self._progress_of(entry))
         self._before = result["touched"]
         extent = tuple(int(g) for g in grid)
         options = self.options
@@ -182,9 +187,23 @@ class Machine:
             "check_tmem": checks.tmem, "check_letter": checks.letter, "check_leftovers": checks.leftovers,
             "order_by_letter": checks.order == "letter", "collect": options.on_finding == "collect",
             "off": sum(1 << i for i, name in enumerate(core.CHECKS) if name in checks.off),
-            "trace": options.trace, "timing": options.timing, "limit": options.limit,
-            "resident": options.resident_limit,
+            "trace": options.trace, "timing": options.timing, "resident": options.resident_limit,
         }  # fmt: skip
+
+    def _progress_of(self, entry: str) -> Callable[[int, float, int, int], None]:
+        """Return a function that the core calls several times a second; it prints a line every `progress` seconds."""
+        options, told = self.options, 0.0
+
+        def tell(executed: int, seconds: float, ended: int, clusters: int) -> None:
+            nonlocal told
+            if options.progress and seconds >= told + options.progress:
+                told = seconds
+                print(
+                    f"warpcheck: {entry[:60]}, seed {options.seed}, {options.schedule}: {executed:,} warp-instructions "
+                    f"in {seconds:.0f} s, {ended} of {clusters} clusters have ended", file=sys.stderr, flush=True,
+                )  # fmt: skip
+
+        return tell
 
 
 def load_core():

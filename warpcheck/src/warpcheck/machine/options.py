@@ -18,6 +18,33 @@ def interleavings(seed: int, count: int, schedule: str | None = None) -> list[Or
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What a launch may take before it ends as a Livelock; 0 for no limit.
+
+    A first order has 10^10 warp-instructions and four hours. Later orders of the same launch have a hundred times what
+    the first one took, and at least a million warp-instructions and a minute.
+    """
+
+    instructions: int = 10**10
+    seconds: float = 4 * 3600.0
+
+    @staticmethod
+    def after(instructions: int, seconds: float) -> Budget:
+        """Return the budget of a later order, after a first one that took so much."""
+        return Budget(max(_MORE * instructions, 10**6), max(_MORE * seconds, 60.0))
+
+    def asked(self, options: EmulationOptions) -> Budget:
+        """Return this budget with the limits that the options set."""
+        instructions, seconds = options.max_instructions, options.max_seconds
+        return Budget(
+            self.instructions if instructions is None else instructions, self.seconds if seconds is None else seconds
+        )
+
+
+_MORE = 100
+
+
+@dataclass(frozen=True)
 class Checks:
     """Rules that a kernel is checked against while it runs.
 
@@ -72,7 +99,10 @@ class EmulationOptions:
     resident: clusters (CTAs of a launch without clusters) that run at a time, lowest index first; 0 for as many as fit.
         Cooperative launches are resident as a whole. [default: 1 in orders with an odd seed, which is all that a
         launch guarantees; as many as fit in the others, and with timing]
-    limit: warp-instructions after which a launch counts as a Deadlock; 0 for no limit.
+    max_instructions, max_seconds: warp-instructions and seconds after which a launch counts as a Livelock, for every
+        order; 0 for no limit. [default: those of `Budget`]
+    progress: seconds after which a launch that still runs prints a line to stderr, and then again after as many; 0 for
+        no line.
 
     Raises:
         ValueError: an option, or a combination of options, that does not exist.
@@ -87,7 +117,9 @@ class EmulationOptions:
     on_finding: str = "raise"
     seeds: int = 1
     resident: int | None = None
-    limit: int = 0
+    max_instructions: int | None = None
+    max_seconds: float | None = None
+    progress: float = 30.0
 
     def __post_init__(self) -> None:
         if self.checks is None:
@@ -95,6 +127,9 @@ class EmulationOptions:
         for name, least in (("sms", 1), ("seeds", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        for name in ("max_instructions", "max_seconds", "progress"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
         for name, choices in (("schedule", SCHEDULES), ("on_finding", ON_FINDING)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {choices}")

@@ -81,15 +81,17 @@ class Stage:
             return False
         return True
 
-    def run(self, ptx: str, order: Order, limit: int = 0, sms: int | None = None) -> tuple[LaunchReport, list[bytes]]:
+    def run(
+        self, ptx: str, order: Order, max_instructions: int | None = None, sms: int | None = None
+    ) -> tuple[LaunchReport, list[bytes]]:
         """Run `ptx` instead of the recorded text; return the report and the contents of memory.
 
-        sms: multiprocessors [default: those of the stage].
+        max_instructions: as in `EmulationOptions`. sms: multiprocessors [default: those of the stage].
         """
         for buffer, content in zip(self.buffers, self.recording.before):
             buffer.raw = content
         launch, (seed, schedule) = self.recording, order
-        options = EmulationOptions(sms or self.sms, seed, schedule, self.checks, limit=limit)
+        options = EmulationOptions(sms or self.sms, seed, schedule, self.checks, max_instructions=max_instructions)
         report = Machine(launch.chip, options).launch(
             ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
             smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,

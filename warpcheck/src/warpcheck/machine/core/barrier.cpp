@@ -146,7 +146,8 @@ Next Engine::mbar_wait(Exec& x) {
             return Next::Stay;
         }
     }
-    if (in.op == Op::mbar_test_wait && result != x.mask) poll(x, {f.pc, 0, 0, result, 0}, kLooks);
+    if (in.op == Op::mbar_test_wait && result != x.mask) poll(x, {f.pc, 0, 0, result, 0});
+    if (result != x.mask) f.weak_count = 0;     // this instruction may end the loop that weak loads are in
     if (x.w.timed && waited) x.w.timed->note(Timed::Wait, waited->linear, waited_offset, int64_t(waited_phases));
     f.timed_out = false;
     if (x.has_dst(0)) {

@@ -105,6 +105,8 @@ Config config_from(PyObject* options) {
             if (value != Py_None) c.before = held<TouchedPtr>(value, kTouched);
         } else if (name == "schedule") {
             c.schedule = Schedule(whole(value));
+        } else if (name == "max_seconds") {
+            c.max_seconds = real(value);
         }
 #define EXTENTS(field) else if (name == #field) extents(c.field);
 #define NUMBER(field) else if (name == #field) c.field = number<decltype(c.field)>(value);
@@ -113,7 +115,7 @@ Config config_from(PyObject* options) {
         EXTENTS(grid) EXTENTS(block) EXTENTS(cluster)
         NUMBER(dynamic_shared) NUMBER(sms) NUMBER(shared_per_block) NUMBER(shared_per_sm) NUMBER(registers_per_sm)
         NUMBER(threads_per_sm) NUMBER(blocks_per_sm) NUMBER(arch) NUMBER(resident)
-        WORD(seed) WORD(off) WORD(limit)
+        WORD(seed) WORD(off) WORD(max_instructions)
         FLAG(explicit_cluster) FLAG(check_bounds) FLAG(check_poison) FLAG(check_races) FLAG(check_tmem)
         FLAG(check_letter) FLAG(check_leftovers) FLAG(order_by_letter) FLAG(collect) FLAG(trace) FLAG(timing)
         FLAG(cooperative) FLAG(overlaps)
@@ -126,21 +128,38 @@ Config config_from(PyObject* options) {
     return c;
 }
 
-// Runs a launch. Returns a dictionary; it has the key "error" if a finding ended the run.
+constexpr double kSecondsPerTick = 0.25;
+
+// Runs a launch: program, fields of `Config`, and a function that is called several times a second with the
+// instructions executed, the seconds so far, the clusters that have ended, and all clusters. Returns a dictionary; it
+// has the key "error" if a finding ended the run.
 Ref run(PyObject* arguments) {
     const Config config = config_from(item(arguments, 1));
     Engine engine(held<Program>(item(arguments, 0), kProgram), config);
     const Ref result(PyDict_New());
     put(result, "error", none());
     std::unique_ptr<SimError> stopped;
+    bool interrupted = false;
     {
-        const Released others_run;
+        Released others_run;
+        double last = 0;
+        engine.tick = [&](double seconds, uint64_t ended, uint64_t clusters) {
+            if (seconds < last + kSecondsPerTick) return;
+            last = seconds;
+            others_run.hold([&] {
+                checked(PyErr_CheckSignals());
+                Ref(PyObject_CallObject(item(arguments, 2), tuple_of(engine.executed, seconds, ended, clusters).get()));
+            });
+        };
         try {
             engine.run();
         } catch (const SimError& e) {
             stopped = std::make_unique<SimError>(e);
+        } catch (const Raised&) {
+            interrupted = true;
         }
     }
+    if (interrupted) throw Raised{};
     if (stopped) put(result, "error", error_tuple(*stopped));
     const Ref findings(PyList_New(0)), trace(PyList_New(0)), records(PyList_New(0));
     for (const Finding& f : engine.findings()) append(findings, tuple_of(error_tuple(f.error), f.count));

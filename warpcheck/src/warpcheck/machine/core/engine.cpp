@@ -8,7 +8,6 @@ namespace {
 
 constexpr uint32_t kIdleRounds = 128;   // time-outs that waits with a limit get before a deadlock is reported
 constexpr uint32_t kThreadsPerBlock = 1024;
-constexpr uint64_t kGoesOn = 1 << 24;      // warp instructions that a run may execute after an undefined value
 
 const char* wait_name(Wait w) {
     switch (w) {
@@ -353,12 +352,7 @@ void Engine::run() {
         fail(Check::LaunchRefused, "a cooperative launch of " + std::to_string(cluster_count_ * cluster_size_) + " CTAs; at most " +
                                   std::to_string(next_cluster_ * cluster_size_) + " are resident");
     try {
-        while (step()) {
-            if (config_.limit && executed > config_.limit) stop(Check::Deadlock, "the kernel did not end within " + std::to_string(config_.limit) + " warp instructions");
-            if (findings_.undefined && !undefined_since_) undefined_since_ = executed;
-            if (undefined_since_ && executed > undefined_since_ + kGoesOn)
-                stop(Check::Deadlock, "the kernel did not end within " + std::to_string(kGoesOn) + " warp instructions after a finding that leaves undefined values");
-        }
+        while (step()) watch();
     } catch (SimError& error) {
         annotate(error);
         if (error.check == Check::Uninitialized && races_.enabled) look_for_race();

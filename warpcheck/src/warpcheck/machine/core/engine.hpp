@@ -1,7 +1,9 @@
 // One launch on the emulated chip. The engine runs warps and asynchronous operations in the order of a seeded schedule.
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <sstream>
 
 #include "races.hpp"
 #include "scheduler.hpp"
@@ -36,7 +38,8 @@ struct Config {
     uint64_t off = 0;               // bit mask of checks that are not reported
     bool trace = false;
     bool timing = false;            // record what the clock model needs
-    uint64_t limit = 0;             // of warp instructions; 0: no limit
+    uint64_t max_instructions = 0;  // warp instructions that a launch may execute; 0: no limit
+    double max_seconds = 0;         // that a launch may take; 0: no limit
     uint32_t resident = 0;          // clusters that are resident at a time; 0: as many as fit
     bool cooperative = false;       // all CTAs are resident at once, otherwise the launch is refused
     bool overlaps = false;          // the previous grid may still run when this one starts
@@ -98,6 +101,14 @@ struct Counters {
 
 enum class Next : uint8_t { Advance, Stay, Jumped };
 
+// What a fragment waits for, where, and further places with a sentence each.
+struct Waiting {
+    std::string text;
+    Place place;
+    std::vector<std::pair<std::string, Place>> hints;
+    std::string barrier;    // the mbarrier, by name
+};
+
 // Bytes of memory that one lane accesses.
 struct Span {
     uint8_t* data = nullptr;
@@ -117,9 +128,13 @@ Agent agent_of(const Warp& w, int32_t row);
 inline uint64_t pipe_key(const Warp& w, int lane) { return (uint64_t(w.cta->linear) * 64 + w.index) * 64 + uint64_t(lane) + 1; }
 uint64_t apply_atomic(Type type, AtomicOp op, uint64_t old, uint64_t a, uint64_t b);
 
-// How often an instruction may read the same values in an unchanged machine before it waits for a change. Loops of weak
-// loads get more, because they may have another exit condition.
-constexpr uint32_t kLooks = 2, kWeakLooks = 1 << 16;
+// How often a strong load, an atomic or a test_wait may read the same values in an unchanged machine before it waits for
+// a change, and how many of its observations are kept.
+constexpr uint32_t kLooks = 2;
+constexpr size_t kKeptLooks = 1024;
+// The same for a weak load in a loop that changes other registers: the loop may have another exit condition. A loop that
+// leaves all registers unchanged has none.
+constexpr uint32_t kWeakLooks = 1 << 16;
 
 // Instruction that a fragment is executing.
 struct Exec {
@@ -163,6 +178,8 @@ class Engine {
 public:
     Engine(const Program& program, const Config& config);
     void run();
+    // Called several times a second, with the seconds so far, the clusters that have ended, and all clusters. May throw.
+    std::function<void(double, uint64_t, uint64_t)> tick;
 
     // Results.
     Counters counters;
@@ -188,10 +205,19 @@ private:
     void note_writes(Warp& w, const Instr& in);
     bool runnable(const Warp& w) const;
     bool idle();
+
+    // waits.cpp
+    Waiting waiting(const Warp& w, const Fragment& f) const;
+    void add_waits(SimError& error) const;
+    bool starves(const Warp& w) const;
     [[noreturn]] void deadlock();
+    [[noreturn]] void livelock(const std::string& message) const;
+    void watch();
+
+    // findings.cpp
     void annotate(SimError& error) const;
     void look_for_race();
-    void effect() { ++epoch_; }
+    void effect() { ++epoch_, changed_at_ = executed; }
     void record(Warp& w, int32_t row, uint32_t count, const char* what);
     void mix(uint64_t value) { trace_hash = (trace_hash ^ value) * 1099511628211ull; }
     // Ends the current instruction or step with an error. A run that collects findings continues with the next one.
@@ -211,7 +237,9 @@ private:
     void launch_ready_clusters();
     bool admit();
     void observe(Exec& x, const Look& look);
-    void poll(Exec& x, Look look, uint32_t looks);
+    void begin_looks(Fragment& f, const Look& look);
+    void poll(Exec& x, const Look& look);
+    void poll_weakly(Exec& x, const Look& look);
     std::string memory_name(uint64_t address) const;
 
     // execute.cpp
@@ -334,6 +362,9 @@ private:
     uint32_t idle_rounds_ = 0;
     uint64_t idle_epoch_ = ~0ull;
     Place current_;
+    uint64_t changed_at_ = 0;           // instructions executed up to the last effect
+    uint64_t steps_ = 0;
+    const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
     uint64_t undefined_since_ = 0;      // instructions executed up to the first finding that left undefined values
     Warp* running_ = nullptr;           // when an error is thrown: the warp that executed
     AsyncOp* advancing_ = nullptr;

@@ -17,13 +17,13 @@ namespace warpcheck {
 // The names are those of warpcheck/src/warpcheck/findings.py.
 // clang-format off
 #define WARPCHECK_CHECKS(X) \
-    X(Deadlock, "deadlock") X(UnknownInstruction, "unknown-instruction") X(LaunchRefused, "launch-refused") \
+    X(Deadlock, "deadlock") X(Livelock, "livelock") X(UnknownInstruction, "unknown-instruction") X(LaunchRefused, "launch-refused") \
     X(RegisterFile, "register-file") X(Divergent, "divergent") X(OutOfBounds, "out-of-bounds") X(Misaligned, "misaligned") \
     X(Uninitialized, "uninitialized") X(BarrierMisuse, "barrier-misuse") X(TmemMisuse, "tmem-misuse") \
     X(IllegalInstruction, "illegal-instruction") \
     X(Race, "race") X(LaneRace, "lane-race") X(ProxyFence, "proxy-fence") X(TensormapFence, "tensormap-fence") \
     X(BarrierInitFence, "barrier-init-fence") X(WgmmaFence, "wgmma-fence") X(WgmmaWait, "wgmma-wait") \
-    X(GridDependency, "grid-dependency") X(CtaEnd, "cta-end") X(CoResidency, "co-residency") \
+    X(GridDependency, "grid-dependency") X(CtaEnd, "cta-end") X(CoResidency, "co-residency") X(WeakPoll, "weak-poll") \
     X(CpAsyncProxy, "cp-async-proxy") X(RelaxedArrival, "relaxed-arrival") X(CopyArrival, "copy-arrival") \
     X(BarrierInitLanes, "barrier-init-lanes") X(TensorFence, "tensor-fence") \
     X(TmemQuarter, "tmem-quarter") X(MmaOrder, "mma-order") X(RegisterCount, "setmaxnreg-count") X(RegisterPlace, "setmaxnreg-place") \

@@ -223,8 +223,8 @@ void Engine::load(Exec& x) {
     if (shared_bytes) counters.bytes["shared_load"] += shared_bytes;
     if (global_bytes) counters.bytes["global_load"] += global_bytes;
     const Look look{x.f.pc, 0, where, seen, bytes};
-    if (semantics) poll(x, look, kLooks);
-    else if (global_bytes) poll(x, look, kWeakLooks);
+    if (semantics) poll(x, look);
+    else if (global_bytes || shared_bytes) poll_weakly(x, look);
 }
 
 void Engine::store(Exec& x) {
@@ -343,7 +343,7 @@ void Engine::atomic(Exec& x) {
     counters.bytes["atomic"] += uint64_t(__builtin_popcount(x.mask)) * n * size;
     const Look look{x.f.pc, 0, where, seen, size};
     if (changed) effect();
-    if (in.op == Op::atom) changed ? observe(x, look) : poll(x, look, kLooks);
+    if (in.op == Op::atom) changed ? observe(x, look) : poll(x, look);
 }
 
 void Engine::matrix_fragment(Exec& x) {

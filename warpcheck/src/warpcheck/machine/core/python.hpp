@@ -199,10 +199,21 @@ class Released {
 public:
     Released() : state_(PyEval_SaveThread()) {}
     ~Released() { PyEval_RestoreThread(state_); }
+    // Calls `work` with the GIL.
+    template <class F>
+    void hold(const F& work) {
+        const Held held(state_);
+        work();
+    }
     Released(const Released&) = delete;
     Released& operator=(const Released&) = delete;
 
 private:
+    struct Held {
+        explicit Held(PyThreadState*& state) : state_(state) { PyEval_RestoreThread(state_); }
+        ~Held() { state_ = PyEval_SaveThread(); }
+        PyThreadState*& state_;
+    };
     PyThreadState* state_;
 };
 

@@ -1,11 +1,18 @@
 // Residency of clusters, and the check for waits that depend on it. A cluster launch guarantees only that one cluster
 // at a time is resident, in the order of their index; a cooperative launch guarantees that all are.
+#include <utility>
+
 #include "engine.hpp"
 
 namespace warpcheck {
 namespace {
 
 bool is_global(uint64_t address) { return address && !(address & kWindowMask); }
+
+uint64_t digest_of(const std::vector<uint32_t>& words, uint64_t digest) {
+    for (const uint32_t word : words) digest = (digest ^ word) * 0x9E3779B97F4A7C15ull, digest ^= digest >> 32;
+    return digest;
+}
 
 }  // namespace
 
@@ -16,6 +23,7 @@ void Engine::launch_ready_clusters() {
 
 // Name of the allocation and offset in it.
 std::string Engine::memory_name(uint64_t address) const {
+    if ((address & kWindowMask) == kSharedBase) return "shared memory at " + hex(uint32_t(address));
     if (!is_global(address)) return "memory";
     const Region* region = region_below(address);
     if (!region || address >= region->base + region->bytes) return "global memory at " + hex(address);
@@ -66,23 +74,51 @@ void Engine::observe(Exec& x, const Look& look) {
     note(std::move(error));
 }
 
-// An instruction that reads the same values at the same address while nothing changes is polling; it waits until
-// something changes, so that others run.
-void Engine::poll(Exec& x, Look look, uint32_t looks) {
-    Fragment& f = x.f;
-    observe(x, look);
-    if (f.poll_epoch != epoch_) f.look_count = 0;
+void Engine::begin_looks(Fragment& f, const Look& look) {
+    if (f.poll_epoch != epoch_) f.looks.clear(), f.weak_count = 0;
     f.poll_epoch = epoch_;
     f.last = look;
-    const uint32_t known = std::min(f.look_count, uint32_t(f.looks.size()));
-    for (uint32_t i = 0; i < known; ++i) {
-        Look& before = f.looks[i];
+}
+
+// An instruction that reads the same values at the same address while nothing changes is polling; it waits until
+// something changes, so that others run.
+void Engine::poll(Exec& x, const Look& look) {
+    Fragment& f = x.f;
+    observe(x, look);
+    begin_looks(f, look);
+    f.weak_count = 0;       // this instruction may end the loop that weak loads are in
+    for (Look& before : f.looks) {
         if (!before.at(look) || before.value != look.value) continue;
-        if (++before.times >= looks) f.wait = Wait::Poll;
+        if (++before.times >= kLooks) f.wait = Wait::Poll;
         return;
     }
-    look.times = 1;
-    f.looks[f.look_count++ % f.looks.size()] = look;
+    if (f.looks.size() == kKeptLooks) f.looks.clear();
+    f.looks.push_back(look);
+    f.looks.back().times = 1;
+}
+
+// The same for a weak load. It is polling if the warp comes back to it with the same registers while nothing changes:
+// then the loop ends only if another thread writes.
+void Engine::poll_weakly(Exec& x, const Look& look) {
+    Fragment& f = x.f;
+    observe(x, look);
+    begin_looks(f, look);
+    const uint32_t known = std::min(f.weak_count, uint32_t(f.weak_looks.size()));
+    for (uint32_t i = 0; i < known; ++i) {
+        Look& before = f.weak_looks[i];
+        if (!before.at(look) || before.value != look.value) continue;
+        const uint64_t registers = digest_of(x.w.valid, digest_of(x.w.regs, x.f.mask));
+        ++before.times;
+        const bool unchanged = std::exchange(before.registers, registers) == registers && before.times > 2;
+        if (!unchanged && before.times < kWeakLooks) return;
+        f.wait = Wait::Poll;
+        if (config_.check_races)
+            note(Check::WeakPoll, "a loop of weak loads waits for " + memory_name(look.address) + " to change; a weak load may be executed once");
+        return;
+    }
+    Look& kept = f.weak_looks[f.weak_count++ % f.weak_looks.size()];
+    kept = look;
+    kept.times = 1;
 }
 
 }  // namespace warpcheck

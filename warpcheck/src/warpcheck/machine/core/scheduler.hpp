@@ -76,7 +76,8 @@ public:
     }
 };
 
-// Starves one warp of every CTA and favours another. Operations complete late or at once, oldest or newest first.
+// Starves one warp of every CTA and favours another. Operations complete late or at once, oldest or newest first. A turn
+// in kFairness goes to anybody, because a chip lets every resident warp run in the end.
 class Adversarial : public Scheduler {
 public:
     Adversarial(uint64_t seed, uint32_t warps_per_cta) : Scheduler(seed) {
@@ -87,6 +88,12 @@ public:
     }
     Turn next(const std::vector<Candidate>& ready, size_t pipes) override {
         Turn turn;
+        if (++turns_ % kFairness == 0) {
+            const size_t pick = turns_ / kFairness % (ready.size() + pipes);
+            if (pick < ready.size()) turn.warp = ready[pick].place, turn.quantum = kQuantum;
+            else turn.pipe = pick - ready.size();
+            return turn;
+        }
         if (pipes && (ready.empty() || (!late_ && random_() % 4))) {
             turn.pipe = newest_first_ ? pipes - 1 : random_() % 8 ? 0 : random_() % pipes;
             return turn;
@@ -99,11 +106,14 @@ public:
             if (other != ready.end()) pick = *other;
         }
         turn.warp = pick.place;
-        turn.quantum = 512;
+        turn.quantum = kQuantum;
         return turn;
     }
 
 private:
+    static constexpr uint64_t kFairness = 1024;
+    static constexpr uint32_t kQuantum = 512;
+    uint64_t turns_ = 0;
     uint32_t starved_, favoured_;
     bool late_, newest_first_;
 };

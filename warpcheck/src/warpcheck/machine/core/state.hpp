@@ -44,6 +44,7 @@ struct Look {
     uint32_t pc = kNone, times = 0;
     uint64_t address = 0, value = 0;
     uint32_t bytes = 0;         // read by one lane
+    uint64_t registers = 0;     // weak loads: digest of the warp's registers
 
     bool at(const Look& other) const { return pc == other.pc && address == other.address; }
 };
@@ -59,8 +60,9 @@ struct Fragment {
     uint64_t bar_phase = 0;
     bool timed_out = false;     // the next try_wait returns false
     uint64_t poll_epoch = ~0ull;    // Poll: epoch of the machine at the last observation
-    std::array<Look, 8> looks;      // observations in this epoch; the oldest are overwritten
-    uint32_t look_count = 0;
+    std::vector<Look> looks;        // observations by strong loads, atomics and test_wait in this epoch
+    std::array<Look, 8> weak_looks; // the last observations by weak loads in this epoch
+    uint32_t weak_count = 0;
     Look last;
     Look missed;                    // observation it waited with when only clusters not yet started could continue
     uint64_t started = 0;           // number of clusters started then
