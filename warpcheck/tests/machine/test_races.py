@@ -170,8 +170,35 @@ ELECTED_FLAG = """setp.eq.u32 %p1, %r1, 1; @%p1 bra WAIT; setp.ne.u32 %p0, %r0, 
 INIT = f"""{FIRST} {SLOT} @!%p0 mbarrier.init.shared.b64 [%r2+2048], 1; EDGE bar.sync 0; @%p0 bra READ;
     mbarrier.arrive.expect_tx.shared.b64 _, [%r2+2048], 128;
     cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%a0], 128, [%r2+2048]; READ: {wait()}"""
+# The last CTA reads what all have stored. Thread 0 counts for its CTA, after a barrier.
+LAST_CTA = f"""cvt.u64.u32 %d0, %r0; mul.wide.u32 %d1, %r1, 64; add.s64 %d1, %d1, %d0; add.s64 %d1, %a0, %d1;
+    st.global.u8 [%d1], %r0; BEFORE {FIRST} @%p0 bra COUNTED;
+    atom.relaxed.gpu.global.add.u32 %r5, [%a0+508], 1; st.shared.b32 [%r2], %r5;
+    COUNTED: bar.sync 0; ld.shared.b32 %r5, [%r2]; setp.ne.u32 %p1, %r5, 1; @%p1 bra DONE; AFTER
+    add.s64 %d2, %a0, %d0; ld.global.u8 %r6, [%d2]; ld.global.u8 %r7, [%d2+64]; DONE:"""
+FENCE_SC = "fence.sc.gpu;"
+EVERY_THREAD = FENCE_SC + "bar.sync 0;"
+COUNTS = {"grid": 2, "block": 64}
+
+
+def last_cta(before: str = EVERY_THREAD, after: str = FENCE_SC) -> str:
+    return LAST_CTA.replace("BEFORE", before).replace("AFTER", after)
+
 
 PAIRS = [
+    Pair("fence.sc of every thread, a barrier, a count by one", last_cta("EDGE"), EVERY_THREAD, FENCE_SC,
+         options=COUNTS),
+    Pair("fence.sc and no fence.acq_rel before a barrier", last_cta("EDGE"), EVERY_THREAD,
+         "fence.acq_rel.gpu; bar.sync 0;", options=COUNTS),
+    Pair("membar.gl is fence.sc", last_cta("EDGE"), "membar.gl; bar.sync 0;", "membar.cta; bar.sync 0;",
+         options=COUNTS),
+    Pair("fence.sc by one after a barrier", last_cta("bar.sync 0; EDGE"), FENCE_SC, options=COUNTS),
+    Pair("acquire by one before a barrier",
+         last_cta("bar.sync 0; fence.acq_rel.gpu;", "").replace("1; st.sh", "1; EDGE st.sh"),
+         "fence.acq_rel.gpu;", options=COUNTS),
+    Pair("fence.sc after the count", last_cta(after="EDGE"), FENCE_SC, options=COUNTS),
+    Pair("fence.sc of the scope of the chip after the count", last_cta(after="EDGE"), FENCE_SC, "fence.sc.cta;",
+         options=COUNTS),
     Pair("bar.sync", EXCHANGE, "bar.sync 0;", options=WARPS),
     Pair("named barrier", EXCHANGE, "bar.sync 3, 64;", options=WARPS),
     Pair("arrival beside a copy", BESIDE, f"st.shared.b32 [%r2+512], 1; {EXPECT}",
@@ -291,6 +318,55 @@ def test_with_the_edge_it_is_clean(pair, schedule, seed):
 def test_without_the_edge_it_is_a_race_in_any_order(pair, schedule, seed):
     with pytest.raises(DataRace, match=pair.match):
         run(pair, pair.broken, schedule=schedule, seed=seed)
+
+
+# Warps 0 to 3 fill a place and hand it to warp 4, warp 4 to warp 8, which writes it or stores it in bulk.
+PASSED_ON = f"""{{alloc}} {FIRST} @!%p0 mbarrier.init.shared.b64 [%r2+2056], 32; {BARRIER.format(count=128)}
+    shr.u32 %r7, %r0, 5; setp.eq.u32 %p5, %r7, 4; @%p5 bra SECOND; setp.eq.u32 %p5, %r7, 8; @%p5 bra THIRD;
+    setp.gt.u32 %p5, %r7, 4; @%p5 bra JOIN;
+    {{first}} mbarrier.arrive.shared.b64 _, [%r2+2048]; bra JOIN;
+    SECOND: {wait(label="W2")} {{second}} bra JOIN;
+    THIRD: {wait(barrier="%r2+2056", label="W3")} {{third}}
+    JOIN: {{free}}"""
+QUARTER = "and.b32 %r21, %r0, 96; shl.b32 %r21, %r21, 16; add.u32 %r21, %r21, %r20;"
+STORE_TENSOR = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r21], {%r0};"
+STORE_WORD = "st.shared.b32 [%r4], %r0;"
+PROXY = "fence.proxy.async.shared::cta;"
+BULK = """setp.ne.u32 %p6, %r0, 256; @%p6 bra JOIN; cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r2], 512;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
+RELEASED, RELAXED_ON = (f"mbarrier.arrive{how}.shared.b64 _, [%r2+2056];" for how in ("", ".relaxed.cta"))
+SHARED_ON = {"alloc": SLOT, "first": STORE_WORD, "third": "st.shared.b32 [%r4+-1024], 7;", "free": ""}
+TENSOR_ON = {
+    "alloc": f"{ALLOCATE} {QUARTER}", "first": f"{STORE_TENSOR} {WAIT_ST}", "third": f"{STORE_TENSOR} {WAIT_ST}",
+    "free": f"bar.sync 0; {FREE}",
+}  # fmt: skip
+PROXY_ON = {**SHARED_ON, "first": STORE_WORD + PROXY, "third": BULK}
+NOT_WAITED = {**TENSOR_ON, "first": STORE_TENSOR}
+NOT_ACQUIRED = {**SHARED_ON, "first": ""}
+# name -> parts, arrival of warp 4, kinds that are told
+HANDED_ON = {
+    "shared memory, released": (SHARED_ON, RELEASED, set()),
+    "shared memory, relaxed": (SHARED_ON, RELAXED_ON, {"relaxed-arrival"}),
+    "tensor memory, released": (TENSOR_ON, RELEASED, set()),
+    "tensor memory, relaxed": (TENSOR_ON, RELAXED_ON, {"relaxed-arrival"}),
+    "proxy fence, released": (PROXY_ON, RELEASED, set()),
+    "proxy fence, relaxed": (PROXY_ON, RELAXED_ON, {"relaxed-arrival"}),
+    "no proxy fence, relaxed": ({**PROXY_ON, "first": STORE_WORD}, RELAXED_ON, {"relaxed-arrival", "proxy-fence"}),
+    "no wait::st, relaxed": (NOT_WAITED, RELAXED_ON, {"race"}),
+    "no wait::st, released": (NOT_WAITED, RELEASED, {"race"}),
+    "own store, relaxed": (NOT_ACQUIRED, "st.shared.b32 [%r4+-512], 1;" + RELAXED_ON, {"race"}),
+}
+
+
+@pytest.mark.parametrize("parts, arrival, kinds", HANDED_ON.values(), ids=HANDED_ON)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_a_thread_had_acquired_is_handed_on(parts, arrival, kinds, schedule):
+    """By practice also by a relaxed arrival, which is a letter; a store of that thread itself is not."""
+    body = PASSED_ON.format(second=arrival, **parts)
+    report = launch(body, data_and_map(), block=288, schedule=schedule, seed=1, on_finding="collect")
+    assert {finding.kind for finding in report.findings} == kinds, report.findings
+    for finding in report.findings.of("letter"):
+        assert "says so by a relaxed arrival" in finding.message and ".release" in finding.repair
 
 
 MANY = f"""{BARRIER.format(count=1)} @%p0 bra DONE; mov.b32 %r5, 0; st.shared.v4.b32 [%r2], {{%r5, %r5, %r5, %r5}};

@@ -128,7 +128,7 @@ Next Engine::mbar_wait(Exec& x) {
             if (races_.enabled && bar.phase > 0) {
                 const uint64_t done = parity_form ? bar.phase - 1 : wanted;
                 if (m.strong) races_.acquire(x.w.clock, bar.release[done & 1], x.acquirers(l));
-                else races_.acquire_relaxed(x.w.clock, bar.release[done & 1]);
+                else races_.acquire_relaxed(x.w.clock, bar.release[done & 1], x.acquirers(l));
             }
         } else if (!parked) {
             parked = true;
@@ -260,7 +260,7 @@ Next Engine::cluster_barrier(Exec& x) {
         for_lanes(x.mask, [&](int l) { w.cluster_phase[l] = cluster.phase; });
         Order& release = cluster.release[cluster.phase & 1];
         if (strong) races_.release(w.clock, release, x.mask);
-        else races_.release_relaxed(w.clock, release);
+        else races_.release_relaxed(w.clock, release, x.mask);
         cluster.arrived += uint32_t(__builtin_popcount(x.mask));
         effect();
         check_cluster_barrier(cluster);
@@ -274,7 +274,7 @@ Next Engine::cluster_barrier(Exec& x) {
     }
     w.cluster_arrivals &= ~uint64_t(x.mask);
     if (strong) races_.acquire(w.clock, cluster.release[mine & 1]);
-    else races_.acquire_relaxed(w.clock, cluster.release[mine & 1]);
+    else races_.acquire_relaxed(w.clock, cluster.release[mine & 1], kWarp);
     return Next::Advance;
 }
 
@@ -312,7 +312,7 @@ Next Engine::barrier(Exec& x) {
     const bool apart = arrival && m.strong && races_.enabled && phase_ends_amid(x);
     uint32_t epoch = x.w.clock.epoch;       // the epoch that the release publishes
     if (arrival && m.strong && !apart) races_.release(x.w.clock, order, x.mask);
-    if (arrival && !m.strong) races_.release_relaxed(x.w.clock, order);
+    if (arrival && !m.strong) races_.release_relaxed(x.w.clock, order, x.mask);
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(m.offset);
         uint32_t offset;

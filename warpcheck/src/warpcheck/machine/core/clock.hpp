@@ -81,6 +81,7 @@ enum Via : uint8_t {
     kTensorWaited,                  // the same, waited for before an arrival without a fence: ordered in practice
     kCopyWaited,                    // bulk stores that a thread waited for, and what a proxy fence showed them: ordered in practice
     kCopyArrived,                   // accesses of a thread before its cp.async.mbarrier.arrive: ordered in practice
+    kHandedOn,                      // accesses that a thread had acquired before a relaxed arrival: ordered in practice
     kCarried,                       // kinds above pass between threads; kinds below take effect in the fencing thread only
     kMap = kCarried, kTensor, kVias
 };
@@ -90,17 +91,45 @@ enum Via : uint8_t {
 struct Partial {
     uint32_t slot, epoch, lanes;
     bool granted = true;
+
+    bool covers(const Partial& other) const {
+        return slot == other.slot && epoch >= other.epoch && !(other.lanes & ~lanes) && granted >= other.granted;
+    }
 };
 
 struct Order {
     Clock seen;
     Clock via[kVias];
     std::vector<Partial> partial;
+    // What fence.sc of threads had before them, where an observation, also a relaxed one, leads from such a fence to the
+    // owner. A later fence.sc of the owner then comes after those fences, and acquires it (ISA 8.9.3, 8.9.4). Shared, because
+    // most joins add nothing new.
+    std::shared_ptr<const Order> fences;
 
     void join(const Order& other) {
         seen.join(other.seen);
         for (int i = 0; i < kCarried; ++i) via[i].join(other.via[i]);
         for (const Partial& p : other.partial) add(p);
+        join_fences(other);
+    }
+    void join_fences(const Order& other) {
+        if (!other.fences || other.fences == fences || (fences && fences->covers(*other.fences))) return;
+        if (!fences || other.fences->covers(*fences)) {
+            fences = other.fences;
+            return;
+        }
+        auto both = std::make_shared<Order>(*fences);
+        both->join(*other.fences);
+        fences = std::move(both);
+    }
+    // True if it contains everything in `other`.
+    bool covers(const Order& other) const {
+        if (!seen.covers(other.seen)) return false;
+        for (int i = 0; i < kVias; ++i)
+            if (!via[i].covers(other.via[i])) return false;
+        for (const Partial& p : other.partial)
+            if (seen[p.slot] < p.epoch && std::none_of(partial.begin(), partial.end(), [&](const Partial& mine) { return mine.covers(p); })) return false;
+        return !other.fences || other.fences == fences || (fences && fences->covers(*other.fences));
     }
     void add(const Partial& added) {
         for (Partial& p : partial)
@@ -178,6 +207,12 @@ struct WarpClock {
         for (const Held& h : held) order.absorb(h.order);
         for (const Copied& c : copied) order.seen.set(c.slot, c.epoch);
         held.clear(), copied.clear();
+    }
+    // Joins the fences of `lanes`.
+    void add_fences(Order& to, uint32_t lanes) const {
+        to.join_fences(order);
+        for (const Held& h : held)
+            if (h.lanes & lanes) to.join_fences(h.order);
     }
     // Publishes the warp's accesses so far into `to`, as far as `lanes` may publish them.
     void stamp(Order& to, uint32_t lanes) const {

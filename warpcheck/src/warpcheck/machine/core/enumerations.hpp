@@ -13,7 +13,7 @@ namespace warpcheck {
 
 // Memory and the memory model.
 WARPCHECK_ENUM(Space, Generic, Global, Shared, SharedCluster, Local, Param, Const)
-WARPCHECK_ENUM(Semantics, Weak = 0, Relaxed = 1, Acquire = 2, Release = 4, AcquireRelease = 6)     // 2 and 4 are bits
+WARPCHECK_ENUM(Semantics, Weak = 0, Relaxed = 1, Acquire = 2, Release = 4, AcquireRelease = 6, Sc = 14)     // 2, 4 and 8 are bits
 WARPCHECK_ENUM(Scope, Cta, Cluster, Gpu, Sys)
 WARPCHECK_ENUM(ProxyKind, Async, Tensormap, Alias)
 WARPCHECK_ENUM(AtomicOp, Add, Min, Max, Inc, Dec, And, Or, Xor, Exch, Cas)

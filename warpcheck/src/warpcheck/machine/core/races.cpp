@@ -10,6 +10,9 @@ namespace {
 
 constexpr size_t kTried = 16;       // free slots that a new operation tries
 constexpr size_t kEnded = 4096;     // warps of other CTAs that end before the slot of a warp is reused
+// What a relaxed arrival or wait passes on: it is complete, or a fence has taken effect.
+constexpr Via kRelaxed[] = {kAsyncGlobal, kAsyncShared, kBarrierInit, kTensorReleased, kTensorWaited, kCopyWaited, kHandedOn};
+constexpr const char* kOnlyHandedOn = "a thread that had acquired it says so by a relaxed arrival, which orders nothing";
 const char* const kSpaces[] = {"global memory", "shared memory", "tensor memory"};
 
 bool seen(const Access& prior, const Order& order) {
@@ -48,21 +51,22 @@ bool seen_by(const Access& prior, const Agent& agent) {
     return agent.lane == kAnyLane ? have & agent.clock->alive : !(lanes & ~have);
 }
 
-// True if the agent knows, by a relaxed arrival, that the access was waited for. A relaxed arrival orders nothing.
-bool told_of(const Access& prior, const Agent& agent) {
-    const auto in = [&](const Order& order) { return prior.epoch <= order.via[kCopyWaited][prior.slot]; };
+// True if an order of this kind leads from the access to the agent.
+bool known_by(Via via, const Access& prior, const Agent& agent) {
+    const auto in = [&](const Order& order) { return prior.epoch <= order.via[via][prior.slot]; };
     if (in(*agent.order)) return true;
     if (!agent.clock) return false;
     const auto& held = agent.clock->held;
     return std::any_of(held.begin(), held.end(), [&](const Held& h) { return (agent.lane < 0 || h.lanes >> agent.lane & 1) && in(h.order); });
 }
 
-// True if `whole` contains everything in `order`.
-bool covered(const Order& order, const Order& whole) {
-    if (!whole.seen.covers(order.seen)) return false;
-    for (int i = 0; i < kVias; ++i)
-        if (!whole.via[i].covers(order.via[i])) return false;
-    return true;
+// True if the agent knows, by a relaxed arrival, that the access was waited for. A relaxed arrival orders nothing.
+bool told_of(const Access& prior, const Agent& agent) { return known_by(kCopyWaited, prior, agent); }
+
+// True if the agent knows, by a relaxed arrival, that another thread had acquired the access. In global memory this
+// counts within a CTA, whose threads share a cache.
+bool handed_on(const Access& prior, const Agent& agent, int space) {
+    return (space || prior.cta == agent.cta) && known_by(kHandedOn, prior, agent);
 }
 
 // Applies `change` to the order of the warp if all lanes execute the instruction, else to the order of these lanes.
@@ -134,7 +138,7 @@ void Races::acquire(WarpClock& clock, const Order& from, uint32_t lanes) {
     clock.order.join(from);
     clock.synced = std::max(clock.synced, clock.order.seen[clock.slot]);
     auto& held = clock.held;
-    held.erase(std::remove_if(held.begin(), held.end(), [&](const Held& h) { return covered(h.order, clock.order); }), held.end());
+    held.erase(std::remove_if(held.begin(), held.end(), [&](const Held& h) { return clock.order.covers(h.order); }), held.end());
     auto& copied = clock.copied;
     copied.erase(std::remove_if(copied.begin(), copied.end(), [&](const Copied& c) { return c.epoch <= clock.order.seen[c.slot]; }), copied.end());
 }
@@ -143,21 +147,37 @@ void Races::acquire_copy(WarpClock& clock, uint32_t slot, uint32_t epoch, uint32
     if (enabled) clock.copied.push_back({slot, epoch, lanes});
 }
 
-// A relaxed arrival publishes no accesses except tcgen05 operations and bulk stores that were waited for, which are
-// complete. A strict reading of the ISA requires a fence for the former and a release for the latter. NVIDIA's cuDNN
-// omits both: the fence when it releases P and the statistics, the release when it releases buffers in shared memory.
-void Races::release_relaxed(WarpClock& clock, Order& to) {
+// A relaxed arrival publishes no accesses except what is complete: tcgen05 operations and bulk stores that were waited
+// for, what its thread had acquired, and what proxy fences have shown. A strict reading of the ISA requires a fence for
+// the first and a release for the others. NVIDIA's cuDNN omits both: the fence when it releases P and the statistics, the
+// release when it releases buffers in shared memory and statistics that it has read.
+void Races::release_relaxed(WarpClock& clock, Order& to, uint32_t lanes) {
     if (!enabled) return;
-    for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited, kCopyWaited}) to.via[via].join(clock.order.via[via]);
-    to.via[kTensorWaited].join(clock.order.via[kTensor]);
+    const auto publish = [&](const Order& order) {
+        for (const Via via : kRelaxed) to.via[via].join(order.via[via]);
+        to.via[kTensorWaited].join(order.via[kTensor]);
+        to.via[kHandedOn].join(order.seen);
+        to.join_fences(order);
+    };
+    publish(clock.order);
+    for (const Held& h : clock.held)
+        if (h.lanes & lanes) publish(h.order);
     if (clock.has_fenced) to.join(clock.fenced[0]);
 }
 
-void Races::acquire_relaxed(WarpClock& clock, const Order& from) {
+void Races::acquire_relaxed(WarpClock& clock, const Order& from, uint32_t lanes) {
     if (!enabled) return;
-    for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited, kCopyWaited}) clock.order.via[via].join(from.via[via]);
+    for (const Via via : kRelaxed) clock.order.via[via].join(from.via[via]);
     clock.observed[0].join(from);
     clock.has_observed = true;
+    observe_fences(clock, from, lanes);
+}
+
+void Races::observe_fences(WarpClock& clock, const Order& from, uint32_t lanes) {
+    if (!from.fences) return;
+    Order observed;
+    observed.fences = from.fences;
+    acquire(clock, observed, lanes);
 }
 
 void Races::sync_lanes(WarpClock& clock) {
@@ -225,13 +245,34 @@ void Races::fence(WarpClock& clock, int semantics, int scope, uint32_t lanes) {
             clock.stamp(clock.fenced[reach], lanes);
         }
     }
+    if (semantics & 8 && scope >= kScopes - 1) fence_sc(clock, lanes);
     clock.epoch = next_epoch(clock.slot);
 }
 
+// Two fence.sc are ordered, one way or the other (ISA 8.9.3). If an observation leads from the first to the second, the
+// second cannot be the earlier one, so it acquires what the first had before it. The fence after a barrier thus sees
+// what other threads of the writer's CTA fenced before theirs.
+void Races::fence_sc(WarpClock& clock, uint32_t lanes) {
+    Order earlier;
+    clock.add_fences(earlier, lanes);
+    if (earlier.fences) acquire(clock, *earlier.fences, lanes);
+    auto before = std::make_shared<Order>();
+    before->join(clock.order);
+    clock.add_held(*before, lanes, false);
+    clock.stamp(*before, lanes);
+    before->fences.reset();
+    earlier.fences = std::move(before);
+    acquire(clock, earlier, lanes);
+}
+
 void Races::flag_write(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes) {
-    if (!enabled || !(semantics & 4 || clock.has_fenced)) return;
+    if (!enabled) return;
+    Order fences;
+    clock.add_fences(fences, lanes);
+    if (!(semantics & 4 || clock.has_fenced || fences.fences)) return;
     for (int reach = 0; reach < kScopes && reach <= scope; ++reach) {
         Order& flag = flags_[{key, reach, clock.domain[reach]}];
+        flag.join_fences(fences);
         if (semantics & 4) {
             flag.join(clock.order);
             clock.add_held(flag, lanes, false);
@@ -249,7 +290,10 @@ void Races::flag_read(WarpClock& clock, uint64_t key, int semantics, int scope, 
         const auto found = flags_.find({key, reach, clock.domain[reach]});
         if (found == flags_.end()) continue;
         if (semantics & 2) acquire(clock, found->second, lanes);
-        else clock.observed[reach].join(found->second), clock.has_observed = true;
+        else {
+            clock.observed[reach].join(found->second), clock.has_observed = true;
+            observe_fences(clock, found->second, lanes);
+        }
     }
 }
 
@@ -312,6 +356,9 @@ void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uin
         } else if ((space == 1 || prior.kind & kAsync) && told_of(prior, agent)) {
             check = Check::RelaxedArrival;
             missing = "its thread waited for it, and says so by a relaxed arrival, which orders nothing";
+        } else if (handed_on(prior, agent, space)) {
+            check = Check::RelaxedArrival;
+            missing = kOnlyHandedOn;
         }
         if (ends_) check = Check::TmemLeftover;
         report(check, prior, agent, kind, space, missing, prior.kind & kind & kWrite && changes_nothing(prior.bytes & bytes));
@@ -346,8 +393,9 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
     const Agent end{&cta.last, ~0u, 0, 1, -1, int32_t(cta.linear), -1, false};
     const auto check = [&](const Access& prior) {
         const bool source = (prior.kind & (kAsync | kWrite)) == kAsync;
-        if (prior.epoch && (sources || !source) && !seen(prior, cta.last) && !arrived(prior, cta.last))
-            report(source ? Check::StoreLeftover : Check::CtaEnd, prior, end, kWrite, 1, "nothing orders it before the end of the CTA");
+        if (!prior.epoch || (source && !sources) || seen(prior, cta.last) || arrived(prior, cta.last)) return;
+        if (handed_on(prior, end, 1)) report(Check::RelaxedArrival, prior, end, kWrite, 1, kOnlyHandedOn);
+        else report(source ? Check::StoreLeftover : Check::CtaEnd, prior, end, kWrite, 1, "nothing orders it before the end of the CTA");
     };
     for (size_t i = 0, n; i < cta.races.size(); i += n) {
         n = alike(cta.races.at(i), cta.races.size() - i);

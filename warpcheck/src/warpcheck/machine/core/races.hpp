@@ -84,8 +84,8 @@ public:
     void acquire(WarpClock& clock, const Order& from, uint32_t lanes = kWarp);
     void acquire_copy(WarpClock& clock, uint32_t slot, uint32_t epoch, uint32_t lanes);
     // Relaxed operations on a barrier: they carry what fences before or after them order.
-    void release_relaxed(WarpClock& clock, Order& to);
-    void acquire_relaxed(WarpClock& clock, const Order& from);
+    void release_relaxed(WarpClock& clock, Order& to, uint32_t lanes);
+    void acquire_relaxed(WarpClock& clock, const Order& from, uint32_t lanes);
     void sync_lanes(WarpClock& clock);
     void meet_lanes(WarpClock& clock);
     void proxy_fence(WarpClock& clock, bool global, bool shared, uint32_t lanes);
@@ -93,6 +93,7 @@ public:
     void tensormap_fence(WarpClock& clock, int semantics, uint32_t lanes);
     void tensor_fence(WarpClock& clock, bool after, uint32_t lanes);
     void fence(WarpClock& clock, int semantics, int scope, uint32_t lanes);
+    void fence_sc(WarpClock& clock, uint32_t lanes);
     // Strong accesses to a location that is used as a flag.
     void flag_write(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes);
     void flag_read(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes);
@@ -134,6 +135,7 @@ public:
     void forget_shared(Cta& cta, uint32_t offset, uint32_t bytes);
 
 private:
+    void observe_fences(WarpClock& clock, const Order& from, uint32_t lanes);
     template <int space, class C>
     void touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind);
     template <int space>

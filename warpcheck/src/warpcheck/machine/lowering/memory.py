@@ -6,7 +6,7 @@ from warpcheck.machine.lowering.lower import NO_OPERAND, SPACES, Lowering, Modif
 from warpcheck.machine.ptx import Address, Imm, Instruction, Vector
 
 SEMANTICS = {"weak": "Weak", "volatile": "Relaxed", "relaxed": "Relaxed", "mmio": "Relaxed", "acquire": "Acquire",
-             "release": "Release", "acq_rel": "AcquireRelease", "sc": "AcquireRelease"}  # fmt: skip
+             "release": "Release", "acq_rel": "AcquireRelease", "sc": "Sc"}  # fmt: skip
 SCOPES = {"cta": "Cta", "cluster": "Cluster", "gpu": "Gpu", "sys": "Sys"}
 REDUCTIONS = {name: name.capitalize() for name in ("add", "min", "max", "inc", "dec", "and", "or", "xor")}
 PROXIES = {"async": "Async", "tensormap": "Tensormap", "alias": "Alias"}
