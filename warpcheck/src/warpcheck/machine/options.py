@@ -49,11 +49,12 @@ class Checks:
     """Rules that a kernel is checked against while it runs.
 
     bounds, poison, races, tmem: groups of checks that cost time; a group that is off costs none.
-    letter: hold three rules to the text of the PTX ISA. Tensor memory passes from thread to thread only by
+    letter: hold four rules to the text of the PTX ISA. Tensor memory passes from thread to thread only by
         tcgen05.wait and tcgen05.fence (9.7.16.6). cp.async.mbarrier.arrive orders only the copies of its thread
-        (8.9.1.1). All warps of a warpgroup execute the same setmaxnreg (9.7.19.5). Off by default: known-good kernels
-        rely on the use of a loaded register and on barriers alone, order stores with their copies, and give back
-        registers in each role's branch.
+        (8.9.1.1). All warps of a warpgroup execute the same setmaxnreg (9.7.19.5). An arrival from another CTA and the
+        wait for it have the scope of the cluster (8.7). Off by default: known-good kernels rely on the use of a loaded
+        register and on barriers alone, order stores with their copies, give back registers in each role's branch, and
+        wait with the default scope.
     order: "practice": the tcgen05 operations of one thread execute in order. "letter": only those that 9.7.16.6.2
         pipelines do, an MMA after an MMA with the same accumulator and shape; others complete in any order.
     leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their

@@ -22,9 +22,12 @@ Mbarrier& Engine::mbarrier(Cta& cta, uint32_t offset) {
 
 void Engine::finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar) {
     if (bar.pending != 0 || bar.tx != 0) return;
+    if (races_.enabled) check_phase(cta, offset, bar);
     ++bar.phase;
     bar.pending = bar.expected;
     bar.release[bar.phase & 1].clear();
+    bar.remote[bar.phase & 1] = {};
+    bar.remote_narrow[bar.phase & 1] = false;
     for (auto& c : cta.cluster->ctas)
         for (auto& w : c->warps)
             for (Fragment& f : w->fragments)
@@ -44,7 +47,11 @@ void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, c
     }
     bar.tx += expect;
     if (bar.tx > kMaxTx) fail(Check::BarrierMisuse, program_.barrier(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
-    if (races_.enabled) bar.release[bar.phase & 1].join(from);
+    if (races_.enabled) {
+        bar.release[bar.phase & 1].join(from);
+        note_arrival(bar, from);
+        if (expect) note_announced(bar, expect, from);
+    }
     bar.pending -= count;
     if (drop) bar.expected -= count;
     bar.last_arrival = who;
@@ -52,11 +59,16 @@ void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, c
     finish_phase(cta, offset, bar);
 }
 
-void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from) {
+// `from`: the order that the bytes give; `after`: what had been executed before.
+void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from, const Order& after) {
     Mbarrier& bar = mbarrier(cta, offset);
     bar.tx -= bytes;
     if (bar.tx < -kMaxTx) fail(Check::BarrierMisuse, program_.barrier(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
-    if (races_.enabled) bar.release[bar.phase & 1].join(from);
+    if (races_.enabled) {
+        bar.release[bar.phase & 1].join(from);
+        bar.release[bar.phase & 1].join_executed(after);
+        note_brought(bar, bytes, after);
+    }
     effect();
     finish_phase(cta, offset, bar);
 }
@@ -64,7 +76,7 @@ void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& 
 // complete_tx and arrive by an asynchronous operation.
 void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op, const Order& from) {
     races_.barrier_use(agent(op, true), mbarrier(cta, offset).born, op.cta != &cta);
-    complete_tx(cta, offset, bytes, from);
+    complete_tx(cta, offset, bytes, from, op.order);
 }
 
 void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op, const Order& from) {
@@ -129,7 +141,9 @@ Next Engine::mbar_wait(Exec& x) {
                 const uint64_t done = parity_form ? bar.phase - 1 : wanted;
                 if (m.strong) races_.acquire(x.w.clock, bar.release[done & 1], x.acquirers(l));
                 else races_.acquire_relaxed(x.w.clock, bar.release[done & 1], x.acquirers(l));
+                if (m.strong && config_.check_letter) check_scope(bar, offset, done, m.scope == Scope::Cta);
             }
+            if (races_.enabled && parity_form) note_waited(bar, x.w);
         } else if (!parked) {
             parked = true;
             f.bar_cta = &cta;
@@ -370,18 +384,24 @@ Next Engine::barrier(Exec& x) {
             case Op::mbar_expect_tx: {
                 Mbarrier& bar = mbarrier(cta, offset);
                 bar.tx += int64_t(v);
+                if (races_.enabled) announce(bar, x.w, int64_t(v));
                 if (x.w.timed) x.w.timed->arrive(Timed::Arrive, cta.linear, offset, 0, int64_t(v));
                 effect();
                 finish_phase(cta, offset, bar);
                 break;
             }
-            case Op::mbar_complete_tx: complete_tx(cta, offset, int64_t(v), order); break;
+            case Op::mbar_complete_tx: complete_tx(cta, offset, int64_t(v), order, executed_by(x.w)); break;
             default: {
-                const Mbarrier& bar = mbarrier(cta, offset);
+                Mbarrier& bar = mbarrier(cta, offset);
                 races_.barrier_use(agent_of(x.w, current_.row), bar.born, &cta != x.w.cta);
                 const uint64_t token = bar.phase << 32 | uint32_t(bar.pending);
                 if (!(x.valid(1) >> l & 1) && config_.check_poison) note(Check::Uninitialized, "the arrival count was never given a value");
                 if (x.w.timed) x.w.timed->arrive(Timed::Arrive, cta.linear, offset, m.expect_tx ? 1 : int64_t(v), m.expect_tx ? int64_t(v) : 0);
+                if (m.strong && &cta != x.w.cta) {
+                    const size_t parity = bar.phase & 1;
+                    bar.remote[parity] = current_;
+                    bar.remote_narrow[parity] |= m.scope == Scope::Cta;
+                }
                 arrive(cta, offset, m.expect_tx ? 1 : uint32_t(v), m.expect_tx ? int64_t(v) : 0, order, current_, in.op == Op::mbar_arrive_drop);
                 if (x.has_dst(0)) {
                     put<uint64_t>(x.dst(0), l, token);

@@ -82,6 +82,7 @@ enum Via : uint8_t {
     kCopyWaited,                    // bulk stores that a thread waited for, and what a proxy fence showed them: ordered in practice
     kCopyArrived,                   // accesses of a thread before its cp.async.mbarrier.arrive: ordered in practice
     kHandedOn,                      // accesses that a thread had acquired before a relaxed arrival: ordered in practice
+    kExecuted,                      // beyond plain happens-before: instructions of warps that are over, whatever is visible
     kCarried,                       // kinds above pass between threads; kinds below take effect in the fencing thread only
     kMap = kCarried, kTensor, kVias
 };
@@ -106,6 +107,13 @@ struct Order {
     // most joins add nothing new.
     std::shared_ptr<const Order> fences;
 
+    // True if warp `slot` had executed its instructions of this epoch.
+    bool after(uint32_t slot, uint32_t epoch) const { return seen[slot] >= epoch || via[kExecuted][slot] >= epoch; }
+    // Joins what had been executed before `other`, and nothing that it makes visible.
+    void join_executed(const Order& other) {
+        via[kExecuted].join(other.seen);
+        via[kExecuted].join(other.via[kExecuted]);
+    }
     void join(const Order& other) {
         seen.join(other.seen);
         for (int i = 0; i < kCarried; ++i) via[i].join(other.via[i]);
@@ -221,6 +229,7 @@ struct WarpClock {
         } else {
             to.seen.set(slot, synced);
             to.add({slot, epoch, lanes});
+            to.via[kExecuted].set(slot, epoch);
         }
     }
 };

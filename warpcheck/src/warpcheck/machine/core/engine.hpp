@@ -285,12 +285,24 @@ private:
     Mbarrier& mbarrier(Cta& cta, uint32_t offset);
     void arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, const Order& from, const Place& who,
                 bool drop = false);
-    void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from);
+    void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from, const Order& after);
     void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op, const Order& from);
     void arrive(Cta& cta, uint32_t offset, const AsyncOp& op, const Order& from);
     void arrive_committed(Cta& cta, uint32_t offset, const AsyncOp& op);
     void check_barriers_left(const Cta& cta);
     void finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar);
+
+    // phases.cpp
+    Order executed_by(const Warp& w) const;
+    void announce(Mbarrier& bar, const Warp& w, int64_t bytes);
+    void note_announced(Mbarrier& bar, int64_t bytes, const Order& from);
+    void note_brought(Mbarrier& bar, int64_t bytes, const Order& after);
+    void note_arrival(Mbarrier& bar, const Order& from);
+    void note_waited(Mbarrier& bar, const Warp& w);
+    void check_phase(const Cta& cta, uint32_t offset, Mbarrier& bar);
+    void check_scope(const Mbarrier& bar, uint32_t offset, uint64_t phase, bool narrow);
+
+    // barrier.cpp
     Next mbar_wait(Exec& x);
     bool phase_ends_amid(Exec& x);
     Next named_barrier(Exec& x);

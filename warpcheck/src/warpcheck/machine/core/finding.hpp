@@ -24,8 +24,9 @@ namespace warpcheck {
     X(Race, "race") X(LaneRace, "lane-race") X(ProxyFence, "proxy-fence") X(TensormapFence, "tensormap-fence") \
     X(BarrierInitFence, "barrier-init-fence") X(WgmmaFence, "wgmma-fence") X(WgmmaWait, "wgmma-wait") \
     X(GridDependency, "grid-dependency") X(CtaEnd, "cta-end") X(CoResidency, "co-residency") X(WeakPoll, "weak-poll") \
+    X(EarlyPhase, "early-phase") X(LappedWait, "lapped-wait") \
     X(CpAsyncProxy, "cp-async-proxy") X(RelaxedArrival, "relaxed-arrival") X(CopyArrival, "copy-arrival") \
-    X(BarrierInitLanes, "barrier-init-lanes") X(TensorFence, "tensor-fence") \
+    X(BarrierInitLanes, "barrier-init-lanes") X(TensorFence, "tensor-fence") X(WaitScope, "wait-scope") \
     X(TmemQuarter, "tmem-quarter") X(MmaOrder, "mma-order") X(RegisterCount, "setmaxnreg-count") X(RegisterPlace, "setmaxnreg-place") \
     X(EqualWrites, "equal-writes") \
     X(BarrierLeftover, "barrier-leftover") X(StoreLeftover, "store-leftover") X(TmemLeftover, "tmem-leftover")

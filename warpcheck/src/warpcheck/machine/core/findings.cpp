@@ -85,7 +85,8 @@ void Engine::look_for_race() {
         try {
             while (more && executed < end) more = step();
         } catch (SimError& later) {
-            if (later.check >= Check::Race && later.check < Check::BarrierLeftover && later.check != Check::CoResidency && later.check != Check::WeakPoll) {
+            if (later.check >= Check::Race && later.check < Check::BarrierLeftover &&
+                !(later.check >= Check::CoResidency && later.check <= Check::LappedWait)) {
                 annotate(later);
                 throw;
             }

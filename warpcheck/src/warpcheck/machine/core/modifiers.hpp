@@ -49,7 +49,7 @@
 /* barriers; strong: .release or .acquire, not .relaxed */
 #define WARPCHECK_NAMED_BARRIER(F) F(BarrierReduction, reduction)
 #define WARPCHECK_CLUSTER_BARRIER(F) F(bool, strong)
-#define WARPCHECK_MBARRIER(F) F(Space, space) F(int, offset) F(bool, strong) F(bool, expect_tx) F(bool, parity)
+#define WARPCHECK_MBARRIER(F) F(Space, space) F(int, offset) F(bool, strong) F(Scope, scope) F(bool, expect_tx) F(bool, parity)
 /* asynchronous copies */
 #define WARPCHECK_CP_ASYNC(F) F(int, bytes) F(int, to_offset) F(int, from_offset) F(CopySource, source)
 #define WARPCHECK_CP_ASYNC_WAIT(F) F(int, keep) F(bool, all)

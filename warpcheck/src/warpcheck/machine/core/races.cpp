@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kTried = 16;       // free slots that a new operation tries
 constexpr size_t kEnded = 4096;     // warps of other CTAs that end before the slot of a warp is reused
 // What a relaxed arrival or wait passes on: it is complete, or a fence has taken effect.
-constexpr Via kRelaxed[] = {kAsyncGlobal, kAsyncShared, kBarrierInit, kTensorReleased, kTensorWaited, kCopyWaited, kHandedOn};
+constexpr Via kRelaxed[] = {kAsyncGlobal, kAsyncShared, kBarrierInit, kTensorReleased, kTensorWaited, kCopyWaited, kHandedOn, kExecuted};
 constexpr const char* kOnlyHandedOn = "a thread that had acquired it says so by a relaxed arrival, which orders nothing";
 const char* const kSpaces[] = {"global memory", "shared memory", "tensor memory"};
 
@@ -158,11 +158,14 @@ void Races::release_relaxed(WarpClock& clock, Order& to, uint32_t lanes) {
         to.via[kTensorWaited].join(order.via[kTensor]);
         to.via[kHandedOn].join(order.seen);
         to.join_fences(order);
+        to.join_executed(order);
     };
     publish(clock.order);
     for (const Held& h : clock.held)
         if (h.lanes & lanes) publish(h.order);
     if (clock.has_fenced) to.join(clock.fenced[0]);
+    to.via[kExecuted].set(clock.slot, clock.epoch);
+    clock.epoch = next_epoch(clock.slot);
 }
 
 void Races::acquire_relaxed(WarpClock& clock, const Order& from, uint32_t lanes) {

@@ -68,6 +68,20 @@ struct Fragment {
     uint64_t started = 0;           // number of clusters started then
 };
 
+// Of the current phase of an mbarrier: an expect_tx without arrival. `others`: bytes that others than it and what comes
+// after it announced, less those that they brought.
+struct Announcement {
+    uint32_t slot, epoch;
+    Place place;
+    int64_t others;
+};
+
+// Warp that found the phase before complete, by its parity.
+struct ParityWait {
+    uint32_t slot, epoch;
+    Place place;
+};
+
 struct Mbarrier {
     uint32_t expected = 0;
     int64_t pending = 0;
@@ -77,6 +91,11 @@ struct Mbarrier {
     Access born;                // the init as an access
     Place last_arrival;
     Order release[2];           // orders released by the arrivals of even and odd phases
+    int64_t announced = 0, brought = 0;     // bytes, in the current phase
+    std::vector<Announcement> announcements;
+    std::vector<ParityWait> waits;
+    Place remote[2];            // an arrival from another CTA in even and odd phases
+    bool remote_narrow[2] = {}; // its scope is its CTA
 };
 
 struct NamedBarrier {

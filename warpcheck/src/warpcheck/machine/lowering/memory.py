@@ -202,7 +202,7 @@ def _mbarrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if kind is None:
         raise mods.unknown()
     strong = mods.take("release", "acquire", "relaxed") != "relaxed"
-    mods.take(*SCOPES)
+    scope = SCOPES[mods.take(*SCOPES) or "cta"]
     space = space_of(mods)
     expect_tx, parity = mods.has("expect_tx"), mods.has("parity")
     mods.has("noComplete"), mods.has("b64")
@@ -216,8 +216,8 @@ def _mbarrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
     base, offset = low.address(ops[0])
     third = ops[1] if len(ops) > 1 else Imm(1)
     src = [base, low.src(third, "b64" if kind.endswith("wait") and not parity else "b32")]
-    m: Modifiers = {"space": space, "offset": offset, "strong": strong, "expect_tx": expect_tx, "parity": parity}
-    low.emit(f"mbar_{kind}", "b64", dst, src, **m)
+    m: Modifiers = {"space": space, "offset": offset, "strong": strong, "scope": scope}
+    low.emit(f"mbar_{kind}", "b64", dst, src, **m, expect_tx=expect_tx, parity=parity)
 
 
 @handles("ldmatrix", "stmatrix")
