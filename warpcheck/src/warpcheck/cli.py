@@ -153,12 +153,14 @@ class _Extents(click.ParamType):
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Write the arrays there after the run.")
 @click.option("--chip", type=CHIP, help="[default: the target in the text; sm_90a for CUDA C++]")
 @click.option("--seeds", type=COUNT, default=10, show_default=True, help="In how many orders the launch is run.")
+@click.option("--output", "outputs", multiple=True, type=click.IntRange(min=0), metavar="N",
+              help="Position of an --arg, from 0, that the launch must write wholly; may be repeated.")  # fmt: skip
 @click.option("--cooperative", is_flag=True, help="Launch it cooperatively: all CTAs are resident.")
 @emulation_options
 @telling
 def ptx(
     source: Path, entry: str | None, args: tuple[str, ...], save: Path | None, chip: str | None, seeds: int,
-    options: dict[str, Any], telling: Telling, **shape: Any,
+    outputs: tuple[int, ...], options: dict[str, Any], telling: Telling, **shape: Any,
 ) -> None:  # fmt: skip
     """Run one kernel of a PTX file, or of a CUDA C++ file (.cu, through NVRTC), in several orders.
 
@@ -172,8 +174,10 @@ def ptx(
         chip = chip or chip_of(text)
         rng = np.random.default_rng(options["seed"])
         values = [written(arg, rng) for arg in args]
+        if outputs and max(outputs) >= len(values):
+            raise ValueError(f"--output is {max(outputs)}, and there are {len(values)} --arg")
         emulated = Emulated(chip, seeds=seeds, on_finding="collect", **options)
-        emulated.launch(text, entry, args=values, **shape)
+        emulated.launch(text, entry, args=values, outputs=outputs, **shape)
     except (ValueError, TypeError, EmulationError, CompilationError) as error:
         raise click.ClickException(str(error)) from None
     if save is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from warpcheck.findings import FINAL, Finding, Findings
+from warpcheck.findings import FINAL, KINDS, Finding, Findings
 from warpcheck.machine import (
     Allocation,
     Budget,
@@ -22,6 +22,7 @@ from warpcheck.machine import (
     LaunchReport,
     Machine,
     Order,
+    Output,
     interleavings,
     kernel_of,
     three,
@@ -59,6 +60,7 @@ class Emulated:
         self.roles: Mapping[int, str] | Callable[[str], Mapping[int, str]] = {}
         self._others: list[Machine] = []
         self._found: list[Finding] = []
+        self._outputs: list[Output] = []
         self.repeat(interleavings(self.options.seed + 1, self.options.seeds - 1))
 
     def repeat(self, orders: Iterable[Order]) -> None:
@@ -109,6 +111,7 @@ class Emulated:
         cluster: Extent | None = None,
         smem_bytes: int = 0,
         cooperative: bool = False,
+        outputs: Iterable[int] = (),
     ) -> LaunchReport:
         """Run one grid of a PTX text to its end.
 
@@ -122,6 +125,7 @@ class Emulated:
             cluster: CTAs of a cluster [default: the entry's `.reqnctapercluster`, or 1].
             smem_bytes: dynamic shared memory per CTA.
             cooperative: a cooperative launch: all CTAs are resident, or it is refused.
+            outputs: positions in `args` of arrays that the launch must write wholly, as in `must_write`.
 
         Raises:
             ValueError, TypeError: an entry that is not there, or arguments that do not fit its parameters.
@@ -139,9 +143,47 @@ class Emulated:
             ptx, name, params, _extent("grid", grid), _extent("block", block), _extent("cluster", cluster), smem_bytes,
             cooperative=cooperative,
         )  # fmt: skip
-        with _nothing_collected():
+        with self.must_write(**{f"argument {index}": args[index] for index in outputs}), _nothing_collected():
             self._run(launch, [*memory, *self.allocations()])
         return self.launches[-1]
+
+    @contextlib.contextmanager
+    def must_write(self, **tensors: Any) -> Iterator[None]:
+        """The launches inside must together write every element of these arrays or tensors, in every order.
+
+            with gpu.must_write(out=out, lse=lse): ...
+
+        Raises:
+            TypeError, ValueError: no tensor, negative strides, or an emulation that does not check races.
+            UnwrittenOutput: elements that nobody wrote, if findings are raised.
+        """
+        if tensors and not self.options.checks.races:
+            raise ValueError("must_write needs Checks(races=True), which records the writes")
+        outputs = [Output.of(name, tensor) for name, tensor in tensors.items()]
+        self._outputs += outputs
+        try:
+            yield
+        finally:
+            self._outputs = [output for output in self._outputs if not any(output is mine for mine in outputs)]
+        for output in outputs:
+            for machine in (self.machine, *self._others):
+                self._check_written(output, machine)
+
+    def _check_written(self, output: Output, machine: Machine) -> None:
+        kind, options = KINDS["unwritten"], machine.options
+        message = output.missing(machine)
+        order = (options.seed, options.schedule)
+        ended = any(found.kind in FINAL and (found.seed, found.schedule) == order for found in self._found)
+        if not message or ended or kind.name in options.checks.off:
+            return
+        kernel = self.launches[-1].entry if self.launches else ""
+        finding = Finding(
+            kind.name, kind.severity, message, repair=kind.repair, kernel=kernel, chip=machine.chip, seed=options.seed,
+            schedule=options.schedule,
+        )  # fmt: skip
+        if options.on_finding == "raise":
+            raise finding.error
+        self._found.append(finding)
 
     def run(self, launch: Launch) -> None:
         """Run an intercepted launch to its end. Raises EmulationError for an error of the kernel."""
@@ -183,6 +225,7 @@ class Emulated:
             programmatic=launch.programmatic,
             cooperative=launch.cooperative,
             budget=budget,
+            outputs=self._outputs,
         )
         self._found += report.findings
         return report

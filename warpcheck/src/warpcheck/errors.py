@@ -108,6 +108,10 @@ class UninitializedRead(EmulationError):
     """Poison (never written, or not yet written) reached global memory, an address or control flow."""
 
 
+class UnwrittenOutput(EmulationError):
+    """Elements of a tensor that a kernel must write wholly, which no thread and no copy wrote."""
+
+
 class BarrierMisuse(EmulationError):
     """An mbarrier or named barrier used against its protocol: overflow, not initialised, wrong count."""
 

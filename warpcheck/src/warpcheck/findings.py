@@ -68,6 +68,8 @@ KINDS = {
         Kind("out-of-bounds", _E, errors.OutOfBounds, "5.1", "an access outside every allocation"),
         Kind("misaligned", _E, errors.Misaligned, "6.4.1", "an address that is not a multiple of what it must be"),
         Kind("uninitialized", _E, errors.UninitializedRead, "8.2.6", "a value that nobody wrote is used"),
+        Kind("unwritten", _E, errors.UnwrittenOutput, "8.2.6", "elements of an output that nobody wrote",
+             "a tile, or a grid, that covers the whole output", "outputs"),
         Kind("barrier-misuse", _E, errors.BarrierMisuse, "9.7.13.15", "a barrier used against its protocol"),
         Kind("tmem-misuse", _E, errors.TmemMisuse, "9.7.16.1", "tensor memory used against its protocol"),
         Kind("illegal-instruction", _E, errors.IllegalInstruction, "9", "operands that an instruction forbids"),
@@ -163,6 +165,8 @@ class Finding:
         """Equal for the same error at the same source lines; PTX lines where there is no line information."""
         if self.kind == "livelock":  # the warps are anywhere in their loops
             return (self.kind, self.kernel)
+        if self.kind == "unwritten":
+            return (self.kind, self.message.partition(":")[0])
         locations = [self.location, *(location for _, location in self.others[:1])]
         keys = [self._source(location) if location else ("", 0) for location in locations]
         if self.kind in ("race", "equal-writes"):  # the schedule decides which of the two comes first

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from warpcheck.emulated import Emulated
 from warpcheck.errors import EmulationError
 from warpcheck.findings import FINAL, KINDS, Finding, Findings, Severity
 from warpcheck.machine import Checks, EmulationOptions, Machine, load_core
@@ -45,6 +46,11 @@ def run(section: str, sign: str, *, on_finding: str = "collect", off=(), seed: i
         seed=seed, schedule=schedule, checks=checks, on_finding=on_finding, resident=resident,
         max_instructions=int(asked.get("max_instructions", 10**6)),
     )  # fmt: skip
+    if "outputs" in asked:
+        gpu = Emulated(target, checks=checks, on_finding=on_finding, seed=seed, schedule=schedule)
+        arrays = [np.zeros(128, np.uint32) for _ in range(2)]
+        gpu.launch(entry(example(section, sign), 2, target), grid=1, block=32, smem_bytes=64, args=arrays, outputs=[0])
+        return gpu.findings
     machine = Machine(target, options)
     arrays = data_and_map() if "map" in asked else [np.zeros(128, np.uint32) for _ in range(2)]
     bodies = [EARLY] * ("programmatic" in asked) + [example(section, sign)]

@@ -6,6 +6,7 @@ launches. This package depends on no driver and on no vendor's Python package.
 
 from warpcheck.machine.machine import Allocation, Launch, LaunchReport, Machine, kernel_of, load_core, three
 from warpcheck.machine.options import ORDERS, SCHEDULES, Budget, Checks, EmulationOptions, Order, interleavings
+from warpcheck.machine.outputs import Output
 
 __all__ = [
     "ORDERS",
@@ -18,6 +19,7 @@ __all__ = [
     "LaunchReport",
     "Machine",
     "Order",
+    "Output",
     "interleavings",
     "kernel_of",
     "load_core",

@@ -18,6 +18,7 @@ from warpcheck.machine.chips import ChipFacts, chip_facts
 from warpcheck.machine.lowering import SHARED_RESERVED, Lowering
 from warpcheck.machine.names import names_in
 from warpcheck.machine.options import SCHEDULES, Budget, EmulationOptions, Order
+from warpcheck.machine.outputs import Output
 from warpcheck.machine.ptx import Kernel, Module, parse
 from warpcheck.machine.record import Record, RecordedLaunch
 from warpcheck.machine.targets import chips_with, missing_on
@@ -126,6 +127,7 @@ class Machine:
         cooperative: bool = False,
         after_unknown: bool = False,
         budget: Budget = Budget(),  # noqa: B008  (immutable)
+        outputs: Sequence[Output] = (),
     ) -> LaunchReport:
         """Run one grid to its end.
 
@@ -137,6 +139,7 @@ class Machine:
         cooperative: launched cooperatively: all CTAs are resident, or the launch is refused.
         after_unknown: (with programmatic) the grid before is unknown and may access any global memory.
         budget: what the launch may take, as far as the options set no limit.
+        outputs: tensors whose writes are recorded; the races check records them.
         Raises an EmulationError subclass when the kernel does something wrong.
         """
         core = load_core()
@@ -148,6 +151,7 @@ class Machine:
         config = self._config(core, grid, block, cluster, smem_bytes)
         config["params"] = _param_block(loaded.kernel, params)
         config["regions"] = [(a.base, a.nbytes, a.name) for a in allocations] + loaded.variables
+        config["outputs"] = [output.recorded(self) for output in outputs]
         config["overlaps"] = programmatic and (after_unknown or self._before is not None)
         config["cooperative"] = cooperative
         config["before"] = None if after_unknown else self._before

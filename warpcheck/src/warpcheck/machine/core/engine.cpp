@@ -30,6 +30,7 @@ bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait
 Engine::Engine(const Program& program, const Config& config) : program_(program), config_(config) {
     races_.enabled = config.check_races;
     races_.by_letter = config.check_letter;
+    races_.outputs = config.outputs;
     findings_.collect = config.collect;
     findings_.off = config.off;
     if (config.overlaps) races_.overlap(config.before);

@@ -25,6 +25,7 @@ struct Config {
     uint32_t dynamic_shared = 0;
     std::vector<uint8_t> params;
     std::vector<Region> regions;    // sorted by base
+    std::vector<Output> outputs;
     uint32_t sms = 4;
     // Limits of the chip, from the table in chips.py.
     uint32_t shared_per_block = 0, shared_per_sm = 0, registers_per_sm = 0, threads_per_sm = 0, blocks_per_sm = 0;

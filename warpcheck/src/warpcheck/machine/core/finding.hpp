@@ -19,7 +19,7 @@ namespace warpcheck {
 #define WARPCHECK_CHECKS(X) \
     X(Deadlock, "deadlock") X(Livelock, "livelock") X(UnknownInstruction, "unknown-instruction") X(LaunchRefused, "launch-refused") \
     X(RegisterFile, "register-file") X(Divergent, "divergent") X(OutOfBounds, "out-of-bounds") X(Misaligned, "misaligned") \
-    X(Uninitialized, "uninitialized") X(BarrierMisuse, "barrier-misuse") X(TmemMisuse, "tmem-misuse") \
+    X(Uninitialized, "uninitialized") X(Unwritten, "unwritten") X(BarrierMisuse, "barrier-misuse") X(TmemMisuse, "tmem-misuse") \
     X(IllegalInstruction, "illegal-instruction") \
     X(Race, "race") X(LaneRace, "lane-race") X(ProxyFence, "proxy-fence") X(TensormapFence, "tensormap-fence") \
     X(BarrierInitFence, "barrier-init-fence") X(WgmmaFence, "wgmma-fence") X(WgmmaWait, "wgmma-wait") \

@@ -517,8 +517,16 @@ void Races::touch_words(uint32_t* numbers, size_t count, Agent& agent, uint16_t 
     agent.column = column;
 }
 
+void Races::record_write(uint64_t address, uint32_t bytes) {
+    for (const Output& output : outputs) {
+        const uint64_t first = std::max(address, output.base), end = std::min(address + bytes, output.base + output.bytes);
+        if (first < end) std::memset(output.written + (first - output.base), 1, end - first);
+    }
+}
+
 void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind, Change change) {
     if (!enabled) return;
+    if (kind & kWrite && !outputs.empty()) record_write(address, bytes);
     if (agent.async) kind |= kAsync;
     const bool many = bytes > 4 * kGlobalCell;
     pieces_.known = false;

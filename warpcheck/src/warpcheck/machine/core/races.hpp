@@ -51,6 +51,12 @@ struct Touched {
     std::unordered_map<uint64_t, std::array<Bytes, kGlobalPage / kGlobalCell>> pages;
 };
 
+// Memory whose writes are recorded: a byte of `written` for each byte, owned by the caller.
+struct Output {
+    uint64_t base, bytes;
+    uint8_t* written;
+};
+
 // Result of the last cell of an operation, reused for equal cells: an operation touches many cells, and most are equal.
 template <class C>
 struct Repeats {
@@ -66,6 +72,7 @@ public:
     // Order tensor memory by wait and fence only, as ISA 9.7.16.6 says, and by an arrival of cp.async the copied bytes
     // only, as 8.9.1.1 says.
     bool by_letter = false;
+    std::vector<Output> outputs;
 
     // Returns a clock slot for an operation that is ordered after `order`. Seeing an epoch of a slot means seeing all
     // earlier ones; so a slot is reused only if the operation is ordered after everything in it.
@@ -151,6 +158,7 @@ private:
     bool same_thread(const Access& prior, const Agent& agent) const;
     bool changes_nothing(uint16_t bytes) const;
 
+    void record_write(uint64_t address, uint32_t bytes);
     void compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind);
 
     Findings& findings_;
