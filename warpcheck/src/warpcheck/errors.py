@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Location:
-    """Instruction, and the threads that executed it. `file`, `line`: from `.loc`, None without line information."""
+    """Instruction, and the threads that executed it. `file`, `line`: from `.loc`, None without line information. calls:
+    files and lines of the calls that were inlined, innermost first."""
 
     ptx_line: int
     ptx_text: str
@@ -18,6 +19,7 @@ class Location:
     warp: int | None = None
     lanes: tuple[int, ...] = ()
     role: str | None = None
+    calls: tuple[tuple[str, int], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dict with types of JSON only."""
@@ -34,6 +36,7 @@ class Location:
         parts.append(f"ptx line {self.ptx_line}: {self.ptx_text}")
         if self.file is not None:
             parts.append(f"{self.file}:{self.line}")
+        parts += [f"inlined at {file}:{line}" for file, line in self.calls]
         return ", ".join(parts)
 
 

@@ -9,6 +9,7 @@ import enum
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,10 @@ class Finding:
             return ("race", *sorted(keys))
         return (self.kind, *keys)
 
-    def _source(self, location: Location) -> tuple[str, int]:
-        return (self.kernel, location.ptx_line) if location.file is None else (location.file, location.line or 0)
+    def _source(self, location: Location) -> tuple[Any, ...]:
+        if location.file is None:
+            return (self.kernel, location.ptx_line)
+        return (location.file, location.line or 0, *chain.from_iterable(location.calls))
 
     def __str__(self) -> str:
         times = f", {self.count:,} times" if self.count > 1 else ""

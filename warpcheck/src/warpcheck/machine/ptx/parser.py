@@ -23,12 +23,28 @@ _INSTRUCTION = r"(?P<text>(?:@(?P<negated>!?)\s*(?P<guard>[\w$%%]+)\s+)?(?P<opco
 # Nearly every line of a body is a `.loc`, or an instruction with white space after its opcode, which no label has. Only
 # lines that do not match (labels, scopes, directives) take the slower branches of `body`.
 _LINE = re.compile(
-    r"\s*(?:\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*|"
+    r"\s*(?:\.loc\s+(\d+)\s+(\d+)\s+(\d+)([^\n]*)|"
     + _INSTRUCTION % (r"[\w.]*(?:::[\w.]+)*", r"(?:\s+[^\s:;][^;]*)?")
     + r"\s*;)"
 )
+_INLINED = re.compile(r"\binlined_at\s+(\d+)\s+(\d+)\s+(\d+)")
 _ANY_INSTRUCTION = re.compile(_INSTRUCTION % (r"[\w.:]*", "[^;]*"))
 _ADDRESS = re.compile(r"(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", re.S)
+
+
+def _source(m: re.Match, callers: dict[tuple[int, int, int], records.Source]) -> records.Source:
+    """Return the source of a matched `.loc`, with the calls that were inlined (ISA 11.5.4).
+
+    callers: source of each place that a `.loc` has named so far. The place of an inlined call is one of them.
+    """
+    place = (int(m[1]), int(m[2]), int(m[3]))
+    calls: tuple[tuple[int, int], ...] = ()
+    if at := _INLINED.search(m[4]):
+        caller = (int(at[1]), int(at[2]), int(at[3]))
+        outer = callers.get(caller)
+        calls = (caller[:2], *(outer.calls if outer is not None and caller != place else ()))
+    callers[place] = records.Source(place[0], place[1], calls)
+    return callers[place]
 
 
 class _Parser:
@@ -205,16 +221,17 @@ class _Parser:
         code: list[records.Instruction] = []
         variables: dict[str, records.Variable] = {}
         tables: dict[str, tuple[str, ...]] = {}
-        file = source_line = None
+        source = records.Source()
+        callers: dict[tuple[int, int, int], records.Source] = {}
         self.pos += 1
         depth = 1
         while depth:
             m = _LINE.match(self.text, self.pos)
             if m is not None:
                 if m[1] is not None:
-                    file, source_line = int(m[1]), int(m[2])
+                    source = _source(m, callers)
                 else:
-                    code.append(self.instruction(m, scopes, file, source_line))
+                    code.append(self.instruction(m, scopes, source))
                 self.pos = m.end()
                 continue
             if not self.skip():
@@ -242,7 +259,7 @@ class _Parser:
                 else:
                     scopes.labels[scopes.current][m[1]] = len(code)
             else:
-                code.append(self.instruction(self.any_instruction(), scopes, file, source_line))
+                code.append(self.instruction(self.any_instruction(), scopes, source))
         labels: dict[str, int] = {}
         for instruction in code:
             if instruction.opcode.split(".")[0] in ("bra", "brx"):
@@ -297,9 +314,7 @@ class _Parser:
             raise self.fail("cannot read this guard" if guard else "cannot read this instruction", start)
         return m
 
-    def instruction(
-        self, m: re.Match, scopes: Scopes, file: int | None, source_line: int | None
-    ) -> records.Instruction:
+    def instruction(self, m: re.Match, scopes: Scopes, source: records.Source) -> records.Instruction:
         """Instruction of a match, with its guard and operands resolved in the current scope."""
         text, negated, name, opcode, operands = m.group("text", "negated", "guard", "opcode", "operands")
         guard = None
@@ -312,7 +327,7 @@ class _Parser:
         except ValueError as error:
             raise self.fail(str(error), m.start("text")) from None
         line, text = self.line(m.start("text")), " ".join(text.split())
-        return records.Instruction(opcode, read, guard, bool(negated), line, text, file, source_line, scopes.current)
+        return records.Instruction(opcode, read, guard, bool(negated), line, text, source, scopes.current)
 
     def operands(self, text: str, scopes: Scopes) -> list:
         """Operands of a comma-separated list. Equal texts in a scope share one cached operand."""

@@ -85,9 +85,18 @@ class Address:
     extra: tuple = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """File and line of a `.loc`; None before the first one. calls: the same of each inlined call, innermost first."""
+
+    file: int | None = None
+    line: int | None = None
+    calls: tuple[tuple[int, int], ...] = ()
+
+
 @dataclass(slots=True)
 class Instruction:
-    """Instruction with its guard, its PTX `line`, and its source (`file`, `source_line`) if a `.loc` precedes it."""
+    """Instruction with its guard, its PTX `line`, and its source if a `.loc` precedes it."""
 
     opcode: str
     operands: tuple
@@ -95,9 +104,16 @@ class Instruction:
     guard_negated: bool
     line: int
     text: str
-    file: int | None
-    source_line: int | None
+    source: Source
     scope: int = 0
+
+    @property
+    def file(self) -> int | None:
+        return self.source.file
+
+    @property
+    def source_line(self) -> int | None:
+        return self.source.line
 
     @property
     def parts(self) -> list[str]:
@@ -163,4 +179,7 @@ class Module:
     def location(self, instruction: Instruction, **who) -> Location:
         """Location of an instruction. `who` sets further fields, such as the warp."""
         file = self.files.get(instruction.file) if instruction.file is not None else None
-        return Location(instruction.line, instruction.text, file, instruction.source_line if file else None, **who)
+        if not file:
+            return Location(instruction.line, instruction.text, **who)
+        calls = tuple((self.files.get(number, ""), line) for number, line in instruction.source.calls)
+        return Location(instruction.line, instruction.text, file, instruction.source_line, calls=calls, **who)
