@@ -22,7 +22,7 @@ LAYERS = (
     ("trace", "emulated"),
     ("context",),
     ("__init__",),
-    ("scripts", "pytest_plugin"),
+    ("scripts", "pytest_plugin", "telling"),
     ("tools",),
     ("cli",),
     ("__main__",),

@@ -1,7 +1,16 @@
 """A report that a stranger can act on: where, in what, and by which command again."""
 
+import re
+import shlex
+
 import numpy as np
-from warpcheck_cases.handwritten import entry
+import pytest
+from click.testing import CliRunner
+from warpcheck.cli import main
+from warpcheck.errors import Misaligned, OutOfBounds
+from warpcheck.findings import Finding, Severity
+from warpcheck.telling import repeated
+from warpcheck_cases.handwritten import entry, launch
 
 from warpcheck import Emulated
 
@@ -48,3 +57,108 @@ def test_nvrtc_names_inlined_calls(nvrtc) -> None:
     (race,) = (finding for finding in gpu.findings if finding.kind == "race")
     (store,) = (place for place in (race.location, race.others[0][1]) if "st.shared" in place.ptx_text)
     assert store.line == 2 and [line for _, line in store.calls] == [6]
+
+
+# Warp 1 writes behind warp 0 in some orders only: where it is late, warp 0 reads zeros.
+SHIFTED = """shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; st.shared.b32 [%r4], %r0; xor.b32 %r5, %r4, 128;
+    ld.shared.b32 %r6, [%r5]; mul.wide.u32 %d0, %r0, 4; add.s64 %d1, %a0, %d0; ld.global.b32 %r7, [%d1];
+    add.u32 %r6, %r6, %r7; st.global.b32 [%d1], %r6;"""
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    path = tmp_path / "a kernel.ptx"
+    path.write_text(entry(SHIFTED, 1))
+    return str(path)
+
+
+@pytest.mark.parametrize("seeds", ["--seeds=5", "--seeds 5"])
+def test_the_printed_command_repeats_the_order_on_the_same_data(kernel: str, seeds: str) -> None:
+    words = ["ptx", kernel, "--block", "64", "--smem", "256", "--arg", "u32[64]", *seeds.split(), "--seed", "7"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1 and "5 orders" in done.output, done.output
+    (command,) = re.findall(r"  repeat: (.*)", done.output)
+    assert command.startswith("warpcheck ptx --seeds 1 --seed 7 --schedule random ") and command.count("--seed ") == 1
+    again = CliRunner().invoke(main, shlex.split(command)[1:])
+    assert again.exit_code == 1 and "1 order: found" in again.output, again.output
+    assert re.findall(r"^error .*", again.output, re.M) == re.findall(r"^error .*", done.output, re.M)
+
+
+def test_a_later_order_is_repeated_with_the_arrays_of_the_first() -> None:
+    found = Finding("race", Severity.ERROR, "", seed=11, schedule="adversarial")
+    words = ["ptx", "k.cu", "--seed=4", "--arg", "f32[8]", "--data-seed", "2"]
+    assert repeated(words, found, 2) == (
+        "warpcheck ptx --seeds 1 --seed 11 --schedule adversarial --data-seed 2 k.cu --arg 'f32[8]'"
+    )
+    words = ["run", "--schedule", "random", "--sms", "2", "--", "script.py", "--seed", "5"]
+    assert repeated(words, found) == (
+        "warpcheck run --seeds 1 --seed 11 --schedule adversarial --sms 2 -- script.py --seed 5"
+    )
+
+
+LETTERS = """setp.ne.u32 %p0, %r0, 0; mbarrier.init.shared.b64 [%r2+512], 1; bar.warp.sync -1;
+    mbarrier.init.shared.b64 [%r2+520], 1; bar.warp.sync -1; @%p0 bra DONE; ld.global.b32 %r3, [%a0+512]; DONE:"""
+
+
+def test_errors_come_first_and_letters_are_counted(tmp_path) -> None:
+    (tmp_path / "k.ptx").write_text(entry(LETTERS, 1))
+    words = ["ptx", str(tmp_path / "k.ptx"), "--block", "32", "--smem", "1024", "--arg", "u32[128]", "--seeds", "1"]
+    text = CliRunner().invoke(main, words).output
+    assert text.index("error [out-of-bounds]") < text.index("letter [barrier-init-lanes]")
+    assert re.search(
+        r"^letter \[barrier-init-lanes\] an mbarrier is initialised by many lanes: 2 places, 62 times; "
+        r"first at ptx line \d+\n  --full prints each of them\n", text, re.M,
+    ), text  # fmt: skip
+    assert text.count("mbarrier.init of a live barrier") == 0 and "found 1 error, 2 letter" in text
+    for more in ("--full", "--fail-on=letter"):
+        text = CliRunner().invoke(main, [*words, more]).output
+        assert text.count("mbarrier.init of a live barrier") == 2 and "prints each" not in text
+        assert text.index("error [out-of-bounds]") < text.index("letter [barrier-init-lanes]")
+
+
+def test_other_bytes_are_named(kernel: str) -> None:
+    words = ["ptx", kernel, "--block", "64", "--smem", "256", "--arg", "u32[64]", "--seeds", "6"]
+    text = CliRunner().invoke(main, words).output
+    assert re.search(
+        r"test leaves other bytes in \d of 6 orders; with seed \d, \w+: argument 0, array 64 uint32 \+ \d+\n", text
+    ), text
+
+
+NAMES = {
+    "just behind": ("ld.global.b32 %r3, [%a0+512];", OutOfBounds, r"below is array 0, 512 bytes, overrun by 4$"),
+    "far away": ("mov.b64 %d0, 4096; ld.global.b32 %r3, [%d0];", OutOfBounds, "at 0x1000, far from all of them$"),
+    "misaligned": ("ld.global.b32 %r3, [%a0+6];", Misaligned, r"address array 0 \+ 6 is not a multiple of 4$"),
+    "misaligned, shared": ("ld.shared.b32 %r3, [%r2+6];", Misaligned, "address 0x406 is not a multiple of 4$"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body, error, message", NAMES.values(), ids=NAMES)
+def test_memory_is_named_by_tensor_and_offset(body: str, error, message: str) -> None:
+    with pytest.raises(error) as caught:
+        launch(body, [np.zeros(128, np.uint32)])
+    assert re.search(message, caught.value.message), caught.value.message
+
+
+def test_the_nearest_tensor_may_lie_above() -> None:
+    memory = np.zeros(4096, np.uint32)
+    with pytest.raises(OutOfBounds, match="the nearest above is array 0, which begins 8 bytes later"):
+        launch("add.s64 %d0, %a0, -8; ld.global.b32 %r3, [%d0];", [memory[2048:]])
+
+
+CUDA = """#include "factor.h"
+extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= FACTOR * EXTRA; }
+"""
+
+
+def test_macros_and_headers_go_to_the_compiler(nvrtc, tmp_path) -> None:
+    (tmp_path / "k.cu").write_text(CUDA)
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers" / "factor.h").write_text("#define FACTOR 3")
+    words = ["ptx", str(tmp_path / "k.cu"), "--block", "4", "--arg", "f32[4]=ones", "--seeds", "1"]
+    done = CliRunner().invoke(main, [*words, "-D", "EXTRA=7", "-I", str(tmp_path / "headers")])
+    assert done.exit_code == 0 and "f32[4]=ones: 21, 21, 21, 21" in done.output, done.output
+    done = CliRunner().invoke(main, [*words, "-DEXTRA=7"])
+    assert done.exit_code == 1 and "pip install nvidia-cuda-runtime nvidia-cuda-cccl" in done.output
+    (tmp_path / "k.ptx").write_text(entry("", 0))
+    done = CliRunner().invoke(main, ["ptx", str(tmp_path / "k.ptx"), "--block", "32", "-D", "A"])
+    assert done.exit_code == 1 and "-D and -I are for CUDA C++" in done.output

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,46 +11,12 @@ import numpy as np
 
 from warpcheck.emulated import Emulated, chip_of
 from warpcheck.errors import EmulationError
-from warpcheck.findings import KINDS, Findings, Severity
-from warpcheck.machine import SCHEDULES, LaunchReport, interleavings
+from warpcheck.findings import KINDS
+from warpcheck.machine import SCHEDULES, interleavings
 from warpcheck.machine.arguments import written
 from warpcheck.nvrtc import CompilationError, compile_cuda
-from warpcheck.options import CHIP, COUNT, NEW_FILE, check_torch, emulation_options
-
-_SEVERITIES = click.Choice([severity.value for severity in Severity])
-
-
-@dataclass(frozen=True)
-class Telling:
-    """What becomes of findings: where they are written, and which severities of them make the exit code 1."""
-
-    fail_on: tuple[str, ...]
-    json_path: str | None
-    sarif_path: str | None
-
-    def tell(self, findings: Findings, launches: Sequence[LaunchReport], chip: str, seeds: int) -> int:
-        """Write and print them; the exit code."""
-        for path, text in ((self.json_path, findings.to_json), (self.sarif_path, findings.to_sarif)):
-            if path is not None:
-                Path(path).write_text(text() + "\n")
-        click.echo()
-        _tell(findings, launches, chip, seeds)
-        return int(bool(findings.of(*self.fail_on)))
-
-
-def telling(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options that say what becomes of findings; it gets them as `telling`."""
-
-    @click.option("--fail-on", type=_SEVERITIES, multiple=True, default=["error"], show_default=True,
-                  help="Severities of findings that make the exit code 1; may be repeated.")  # fmt: skip
-    @click.option("--json", "json_path", type=NEW_FILE, help="Write the findings as JSON.")
-    @click.option("--sarif", "sarif_path", type=NEW_FILE, help="Write the findings as SARIF, for code hosts.")
-    @functools.wraps(command)
-    def with_telling(*args: Any, fail_on: tuple[str, ...], json_path: str | None, sarif_path: str | None,
-                     **kwargs: Any) -> Any:  # fmt: skip
-        return command(*args, telling=Telling(fail_on, json_path, sarif_path), **kwargs)
-
-    return with_telling
+from warpcheck.options import CHIP, COUNT, check_torch, emulation_options
+from warpcheck.telling import WORDS, Telling, telling
 
 
 class _Commands(click.Group):
@@ -65,6 +28,10 @@ class _Commands(click.Group):
         "compare": "warpcheck.tools.compare",
         "catalogue": "warpcheck.tools.catalogue",
     }
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[WORDS] = list(args)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *self.LATER]
@@ -113,22 +80,6 @@ def run(
     raise SystemExit(outcome.exit_code or found or int(not outcome.launches))
 
 
-def _tell(findings: Findings, launches: Sequence[LaunchReport], chip: str, seeds: int) -> None:
-    for finding in findings:
-        click.echo(f"{finding}\n")
-    for launch in launches:
-        if launch.differs:
-            click.echo(f"{launch.entry[:60]} leaves other bytes in {len(launch.differs)} of {seeds} orders\n")
-    count = sum(launch.warp_instructions for launch in launches)
-    counts = ", ".join(
-        f"{len(findings.of(severity))} {severity.value}" for severity in Severity if findings.of(severity)
-    )
-    click.echo(
-        f"{len(launches)} launch{'' if len(launches) == 1 else 'es'} on {chip}, {count:,} warp-instructions, "
-        f"{seeds} order{'' if seeds == 1 else 's'}: " + (f"found {counts}" if counts else "no finding")
-    )
-
-
 class _Extents(click.ParamType):
     """One to three numbers, such as 8 or 8,2,1."""
 
@@ -153,6 +104,11 @@ class _Extents(click.ParamType):
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Write the arrays there after the run.")
 @click.option("--chip", type=CHIP, help="[default: the target in the text; sm_90a for CUDA C++]")
 @click.option("--seeds", type=COUNT, default=10, show_default=True, help="In how many orders the launch is run.")
+@click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
+@click.option("--data-seed", type=int, help="Seed of random arrays. [default: --seed]")
+@click.option("-D", "defines", multiple=True, metavar="NAME[=VALUE]", help="CUDA C++: define a macro; may be repeated.")
+@click.option("-I", "includes", multiple=True, metavar="DIR", type=click.Path(exists=True, file_okay=False),
+              help="CUDA C++: a directory of headers; may be repeated.")  # fmt: skip
 @click.option("--output", "outputs", multiple=True, type=click.IntRange(min=0), metavar="N",
               help="Position of an --arg, from 0, that the launch must write wholly; may be repeated.")  # fmt: skip
 @click.option("--cooperative", is_flag=True, help="Launch it cooperatively: all CTAs are resident.")
@@ -160,6 +116,7 @@ class _Extents(click.ParamType):
 @telling
 def ptx(
     source: Path, entry: str | None, args: tuple[str, ...], save: Path | None, chip: str | None, seeds: int,
+    schedule: str | None, data_seed: int | None, defines: tuple[str, ...], includes: tuple[str, ...],
     outputs: tuple[int, ...], options: dict[str, Any], telling: Telling, **shape: Any,
 ) -> None:  # fmt: skip
     """Run one kernel of a PTX file, or of a CUDA C++ file (.cu, through NVRTC), in several orders.
@@ -170,13 +127,19 @@ def ptx(
     try:
         if source.suffix == ".cu":
             chip = chip or "sm_90a"
-            text = compile_cuda(text, chip, name=str(source))
+            words = [f"-D{define}" for define in defines] + [f"-I{folder}" for folder in includes]
+            text = compile_cuda(text, chip, name=str(source), options=words)
+        elif defines or includes:
+            raise ValueError(f"-D and -I are for CUDA C++ (.cu), and {source} is PTX")
         chip = chip or chip_of(text)
-        rng = np.random.default_rng(options["seed"])
+        data_seed = options["seed"] if data_seed is None else data_seed
+        rng = np.random.default_rng(data_seed)
         values = [written(arg, rng) for arg in args]
         if outputs and max(outputs) >= len(values):
             raise ValueError(f"--output is {max(outputs)}, and there are {len(values)} --arg")
-        emulated = Emulated(chip, seeds=seeds, on_finding="collect", **options)
+        (seed, first), *others = interleavings(options.pop("seed"), seeds, schedule)
+        emulated = Emulated(chip, seed=seed, schedule=first, on_finding="collect", **options)
+        emulated.repeat(others)
         emulated.launch(text, entry, args=values, outputs=outputs, **shape)
     except (ValueError, TypeError, EmulationError, CompilationError) as error:
         raise click.ClickException(str(error)) from None
@@ -188,7 +151,7 @@ def ptx(
             click.echo(f"argument {index}, {args[index]}: {first}{', ...' if value.size > 4 else ''}")
             if save is not None:
                 np.save(save / f"{index}.npy", value)
-    raise SystemExit(telling.tell(emulated.findings, emulated.launches, chip, seeds))
+    raise SystemExit(telling.tell(emulated.findings, emulated.launches, chip, seeds, data_seed))
 
 
 @main.command("kinds")

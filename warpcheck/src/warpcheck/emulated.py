@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from warpcheck.findings import FINAL, KINDS, Finding, Findings
 from warpcheck.machine import (
     Allocation,
@@ -200,16 +202,17 @@ class Emulated:
         after = _contents(allocations)
         ended_early = any(finding.kind in FINAL for finding in report.findings)
         later = Budget() if ended_early else Budget.after(report.warp_instructions, report.seconds)
-        differs = []
+        differs, differences = [], []
         try:
             for machine in self._others:
                 _restore(allocations, before)
                 self._run_on(machine, launch, allocations, later)
-                if _contents(allocations) != after:
+                if where := _difference(allocations, after):
                     differs.append((machine.options.seed, machine.options.schedule))
+                    differences.append(where)
         finally:
             _restore(allocations, after)
-        self.launches[-1] = replace(self.launches[-1], differs=tuple(differs))
+        self.launches[-1] = replace(self.launches[-1], differs=tuple(differs), differences=tuple(differences))
 
     def _run_on(self, machine: Machine, launch: Launch, allocations: list[Allocation], budget: Budget) -> LaunchReport:
         report = machine.launch(
@@ -281,6 +284,16 @@ def _nothing_collected() -> Iterator[None]:
 
 def _contents(allocations: Iterable[Allocation]) -> list[bytes]:
     return [ctypes.string_at(allocation.base, allocation.nbytes) for allocation in allocations]
+
+
+def _difference(allocations: Iterable[Allocation], contents: Iterable[bytes]) -> str:
+    """Return the place of the first byte that is not as in `contents`; empty if all are."""
+    for allocation, content in zip(allocations, contents):
+        now = ctypes.string_at(allocation.base, allocation.nbytes)
+        if now != content:
+            first = int(np.flatnonzero(np.frombuffer(now, np.uint8) != np.frombuffer(content, np.uint8))[0])
+            return f"{allocation.name or hex(allocation.base)} + {first}"
+    return ""
 
 
 def _restore(allocations: Iterable[Allocation], contents: Iterable[bytes]) -> None:

@@ -10,6 +10,10 @@ from typing import Any
 
 from warpcheck.toolkit import packages
 
+_HEADERS = (
+    "\n-I names directories of headers; those of CUDA come with: pip install nvidia-cuda-runtime nvidia-cuda-cccl"
+)
+
 
 class CompilationError(RuntimeError):
     """NVRTC refused the source; the message is its log."""
@@ -42,7 +46,8 @@ def compile_cuda(source: str, chip: str, *, name: str = "kernel.cu", options: Se
             "nvrtcCompileProgram", program, len(words), (ctypes.c_char_p * len(words))(*(w.encode() for w in words))
         )
         if status:
-            raise CompilationError(_text(call, "nvrtcGetProgramLog", program).strip() or f"NVRTC's error {status}")
+            log = _text(call, "nvrtcGetProgramLog", program).strip() or f"NVRTC's error {status}"
+            raise CompilationError(log + (_HEADERS if "cannot open source file" in log else ""))
         return _text(call, "nvrtcGetPTX", program)
     finally:
         call("nvrtcDestroyProgram", ctypes.byref(program))

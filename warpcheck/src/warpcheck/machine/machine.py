@@ -67,7 +67,8 @@ class LaunchReport:
     roles: warp index within its CTA -> name, as given to the launch.
     findings: recorded instead of raised (`on_finding="collect"`), by pair of instructions.
     record: with `timing=True`, the input of the clock model; see `record`.
-    differs: further orders in which the launch, from the same initial memory, left other bytes.
+    differs: further orders in which the launch, from the same initial memory, left other bytes. differences: the
+        first of these bytes in each, by tensor and offset.
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
 
@@ -87,6 +88,7 @@ class LaunchReport:
     trace: list[tuple] = field(default_factory=list)
     record: Record | None = None
     differs: tuple[Order, ...] = ()
+    differences: tuple[str, ...] = ()
     findings: Findings = Findings()  # noqa: RUF009  (immutable)
 
     @property

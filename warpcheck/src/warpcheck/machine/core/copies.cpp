@@ -32,7 +32,7 @@ uint64_t first_address(const std::vector<TmaPiece>& pieces) {
 }  // namespace
 
 TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
-    if (address % 64) fail(Check::Misaligned, "tensor map address " + hex(address) + " is not a multiple of 64");
+    if (address % 64) fail(Check::Misaligned, "tensor map address " + address_name(address) + " is not a multiple of 64");
     const Span s = resolve(x.w, Space::Generic, address, 128, x.first_lane());
     if (s.space == Space::Global && !s.cta) races_.tensor_map(agent_of(x.w, current_.row), s.address, 128);
     return decode_tensormap(s.data);
@@ -43,7 +43,7 @@ TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
 void Engine::check_outside(const TensorMap& map, const std::vector<TmaPiece>& pieces) const {
     const bool outside = std::all_of(pieces.begin(), pieces.end(), [](const TmaPiece& p) { return p.fill; });
     if (config_.check_bounds && outside && !is_allocated(map.base, 16))
-        fail(Check::OutOfBounds, "the box of a tensor copy lies wholly outside its tensor, which begins at " + hex(map.base) +
+        fail(Check::OutOfBounds, "the box of a tensor copy lies wholly outside its tensor, which begins at " + address_name(map.base) +
                                      ", outside every allocation: a chip touches that place");
 }
 
@@ -169,7 +169,7 @@ void Engine::bulk(Exec& x) {
         const uint64_t dst = x.value(0, l) + uint64_t(m.to_offset), src = x.value(1, l) + uint64_t(m.from_offset);
         const uint32_t bytes = uint32_t(x.value(2, l));
         if (bytes % 16 || dst % 16 || src % 16)
-            fail(Check::Misaligned, "bulk copy of " + std::to_string(bytes) + " bytes from " + hex(src) + " to " + hex(dst) + ": all must be multiples of 16");
+            fail(Check::Misaligned, "bulk copy of " + std::to_string(bytes) + " bytes from " + address_name(src) + " to " + address_name(dst) + ": all must be multiples of 16");
         if (!bytes) return;
         const bool from_global = in.op == Op::bulk_g2s, to_global = in.op == Op::bulk_s2g || in.op == Op::bulk_red;
         AsyncPtr op = to_global ? make_bulk_store(x, "bulk copy", l, nullptr) : make_op(x, "bulk copy");
@@ -257,7 +257,7 @@ void Engine::cp_async(Exec& x) {
         uint32_t take = size;
         if (m.source == CopySource::Size) take = std::min(size, uint32_t(x.value(2, l)));
         if (m.source == CopySource::Ignore && (x.pred(2) >> l & 1)) take = 0;
-        if (dst % size || (take && src % size)) fail(Check::Misaligned, "cp.async from " + hex(src) + " to " + hex(dst) + ": not multiples of " + std::to_string(size));
+        if (dst % size || (take && src % size)) fail(Check::Misaligned, "cp.async from " + address_name(src) + " to " + address_name(dst) + ": not multiples of " + std::to_string(size));
         Copy c;
         c.to = resolve(x.w, Space::Shared, dst, size, l);
         shared_write_check(c.to, size);

@@ -242,6 +242,7 @@ private:
     void poll(Exec& x, const Look& look);
     void poll_weakly(Exec& x, const Look& look);
     std::string memory_name(uint64_t address) const;
+    std::string address_name(uint64_t address) const;
 
     // execute.cpp
     Next attempt(Warp& w, Fragment& f, const Instr& in);

@@ -41,6 +41,10 @@ uint32_t apply_half(AtomicOp op, bool bf16, uint32_t old, uint32_t a) {
     return float_to_f16(apply_float(op, f16_to_float(uint16_t(old)), f16_to_float(uint16_t(a))));
 }
 
+constexpr uint64_t kNear = uint64_t(1) << 32;   // bytes: a miss that is farther has nothing to do with an allocation
+
+std::string name_of(const Region& region) { return region.name.empty() ? hex(region.base) : region.name; }
+
 // Unique number of a location in global memory or in the shared memory of a CTA.
 uint64_t place_key(const Span& s) { return s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address; }
 
@@ -80,10 +84,17 @@ bool Engine::is_allocated(uint64_t address, uint32_t bytes) const {
 
 uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
     if (config_.check_bounds && !is_allocated(address, bytes)) {
-        std::string text = "global address " + hex(address) + " (" + std::to_string(bytes) + " bytes) is outside every allocation";
-        if (const Region* r = region_below(address))
-            text += "; the nearest below is " + (r->name.empty() ? hex(r->base) : r->name) + ", " + std::to_string(r->bytes) +
-                    " bytes, overrun by " + std::to_string(address + bytes - r->base - r->bytes);
+        std::string text = std::to_string(bytes) + " bytes of global memory outside every allocation";
+        const Region* const below = region_below(address);
+        const Region* const above = below ? below + 1 : config_.regions.data();
+        const bool has_above = above != config_.regions.data() + config_.regions.size() && above->base - address < kNear;
+        const uint64_t over = below ? address + bytes - below->base - below->bytes : kNear;
+        if (over < kNear && !(has_above && above->base - address < over))
+            text += "; the nearest below is " + name_of(*below) + ", " + std::to_string(below->bytes) + " bytes, overrun by " + std::to_string(over);
+        else if (has_above)
+            text += "; the nearest above is " + name_of(*above) + ", which begins " + std::to_string(above->base - address) + " bytes later";
+        else
+            text += ", at " + hex(address) + ", far from all of them";
         fail(Check::OutOfBounds, text);
     }
     return reinterpret_cast<uint8_t*>(address);
@@ -188,7 +199,7 @@ void Engine::load(Exec& x) {
     Agent agent = agent_of(x.w, current_.row);
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(m.offset);
-        if (address % bytes) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
+        if (address % bytes) fail(Check::Misaligned, "address " + address_name(address) + " is not a multiple of " + std::to_string(bytes));
         const Span s = resolve(x.w, m.space, address, bytes, l);
         if (s.cta) shared_bytes += bytes;
         else if (s.space == Space::Global) global_bytes += bytes;
@@ -238,7 +249,7 @@ void Engine::store(Exec& x) {
     bool changed = false;
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(m.offset);
-        if (address % bytes) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
+        if (address % bytes) fail(Check::Misaligned, "address " + address_name(address) + " is not a multiple of " + std::to_string(bytes));
         const Span s = resolve(x.w, m.space, address, bytes, l);
         shared_write_check(s, bytes);
         if (s.cta) shared_bytes += bytes;
@@ -266,7 +277,7 @@ void Engine::store(Exec& x) {
         for (uint32_t i = 0; i < n; ++i) {
             const bool defined = x.valid(1 + i) >> l & 1;
             if (!defined && s.space == Space::Global && config_.check_poison)
-                note(Check::Uninitialized, "a value that was never defined reaches global memory at " + hex(s.address + i * size));
+                note(Check::Uninitialized, "a value that was never defined reaches global memory: " + address_name(s.address + i * size));
             if (s.shadow) std::memset(s.shadow + i * size, defined ? Cta::kValid : 0, size);
         }
     });
@@ -292,7 +303,7 @@ void Engine::atomic(Exec& x) {
     uint64_t seen = 14695981039346656037ull, where = 0;
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(m.offset);
-        if (address % (n * size)) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(n * size));
+        if (address % (n * size)) fail(Check::Misaligned, "address " + address_name(address) + " is not a multiple of " + std::to_string(n * size));
         const Span s = resolve(x.w, m.space, address, n * size, l);
         shared_write_check(s, n * size);
         const uint64_t key = place_key(s);

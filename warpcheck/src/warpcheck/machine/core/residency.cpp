@@ -30,6 +30,11 @@ std::string Engine::memory_name(uint64_t address) const {
     return (region->name.empty() ? "the allocation at " + hex(region->base) : region->name) + " + " + std::to_string(address - region->base);
 }
 
+// The same for an address, in hexadecimal where it is in no allocation: host addresses change from run to run.
+std::string Engine::address_name(uint64_t address) const {
+    return is_global(address) && is_allocated(address, 1) ? memory_name(address) : hex(address);
+}
+
 // Called when nothing can run and some warps poll global memory: a CTA that has not started might change it. Records
 // the observations of the polling warps and starts the next cluster, on SMs beyond the chip's if necessary. Returns
 // false if there is none to start.

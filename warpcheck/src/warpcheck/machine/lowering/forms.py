@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpcheck.errors import EmulationError
-from warpcheck.machine.ptx import Address, Imm, Instruction, Negated, Register, Sink, Special, Symbol, Vector
+from warpcheck.machine.ptx import Address, Imm, Instruction, Negated, Register, Sink, Source, Special, Symbol, Vector
 
 NO_OPERAND_AT = -1  # index of NO_OPERAND among the operands of a form's row
 _LEAVES = frozenset({Register, Imm, Negated, Special, Symbol, Sink, Address})
@@ -116,7 +116,7 @@ def form_of(opcode: str, kinds: tuple, handler: Callable, mods: Callable, low: A
         leaves += made
         blanks.append(Vector(tuple(made)) if isinstance(kind, tuple) else made[0])
     recorder = _Recorder({id(leaf): index for index, leaf in enumerate(leaves)}, no_operand)
-    instruction = Instruction(opcode, tuple(blanks), None, False, 0, "", None, None)
+    instruction = Instruction(opcode, tuple(blanks), None, False, 0, "", Source())
     try:
         handler(recorder, instruction, mods(instruction))
         (((op, type_, dst, src), given),) = recorder.emitted
