@@ -162,3 +162,44 @@ def test_macros_and_headers_go_to_the_compiler(nvrtc, tmp_path) -> None:
     (tmp_path / "k.ptx").write_text(entry("", 0))
     done = CliRunner().invoke(main, ["ptx", str(tmp_path / "k.ptx"), "--block", "32", "-D", "A"])
     assert done.exit_code == 1 and "-D and -I are for CUDA C++" in done.output
+
+
+# Warps 1 to 3 wait for warp 0's arrival, warp 0 for warp 4's second arrival, which never comes. Warps 5 and 6 wait at a
+# named barrier that warp 1 should reach.
+CHAIN = """setp.ne.u32 %p0, %r0, 0; @!%p0 mbarrier.init.shared.b64 [%r2+512], 1;
+    @!%p0 mbarrier.init.shared.b64 [%r2+520], 32; bar.sync 0;
+    shr.u32 %r3, %r0, 5; setp.eq.u32 %p1, %r3, 0; @%p1 bra FIRST; setp.ge.u32 %p1, %r3, 5; @%p1 bra LAST;
+    setp.eq.u32 %p1, %r3, 4; @%p1 bra FOURTH;
+    W: mbarrier.try_wait.parity.shared.b64 %p2, [%r2+512], 0; @!%p2 bra W; bra DONE;
+    FIRST: A: mbarrier.try_wait.parity.shared.b64 %p2, [%r2+520], 0; @!%p2 bra A;
+    B: mbarrier.try_wait.parity.shared.b64 %p2, [%r2+520], 1; @!%p2 bra B;
+    @!%p0 mbarrier.arrive.shared.b64 _, [%r2+512]; bra DONE;
+    FOURTH: mbarrier.arrive.shared.b64 _, [%r2+520]; bra DONE;
+    LAST: bar.sync 1, 96; DONE:"""
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "random", "adversarial"])
+def test_a_deadlock_begins_with_its_root_and_tells_equal_waits_once(schedule: str) -> None:
+    (found,) = launch(CHAIN, block=224, grid=2, schedule=schedule, seed=2, on_finding="collect").findings
+    assert found.kind == "deadlock" and found.message.endswith("12 warps or parts of warps wait")
+    texts = [text for text, _ in found.others]
+    waits = [text for text in texts if text.startswith("waits")]
+    assert len(waits) == 3, texts
+    roots = waits.index(next(text for text in waits if "0x608" in text))
+    assert "end of phase 1: 32 of 32 arrivals missing" in waits[roots]
+    named = waits.index("waits at barrier 1: 64 of 96 threads have arrived")
+    assert named == 2 and roots < named, "others wait elsewhere, so it is no root"
+    history = dict(found.others)
+    place = history["  its last arrival, in phase 0"]
+    assert place.warp == 4 and history["  phase 0 was waited for"].warp == 0
+    merged = [text for text in texts if text.startswith("  and so do")]
+    assert sorted(text.count("warp ") for text in merged) == [1, 3, 5], texts
+    assert all(history[text] is None for text in merged)
+
+
+def test_many_equal_waits_are_counted() -> None:
+    body = """setp.ne.u32 %p0, %r0, 0; @!%p0 mbarrier.init.shared.b64 [%r2], 1; bar.sync 0;
+        W: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra W;"""
+    (found,) = launch(body, block=512, on_finding="collect").findings
+    texts = [text for text, _ in found.others]
+    assert len(texts) == 3 and texts[2].endswith("warp 8 of CTA 0, and 7 more"), texts

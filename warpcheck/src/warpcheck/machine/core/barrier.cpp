@@ -20,6 +20,11 @@ Mbarrier& Engine::mbarrier(Cta& cta, uint32_t offset) {
     return found->second;
 }
 
+void Engine::note_arriver(Mbarrier& bar, const Place& who) {
+    const std::pair<int32_t, int32_t> warp(who.cta, who.warp);
+    if (std::find(bar.arrivers.begin(), bar.arrivers.end(), warp) == bar.arrivers.end()) bar.arrivers.push_back(warp);
+}
+
 void Engine::finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar) {
     if (bar.pending != 0 || bar.tx != 0) return;
     if (races_.enabled) check_phase(cta, offset, bar);
@@ -55,6 +60,8 @@ void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, c
     bar.pending -= count;
     if (drop) bar.expected -= count;
     bar.last_arrival = who;
+    bar.last_arrival_phase = bar.phase;
+    note_arriver(bar, who);
     effect();
     finish_phase(cta, offset, bar);
 }
@@ -76,6 +83,7 @@ void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& 
 // complete_tx and arrive by an asynchronous operation.
 void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op, const Order& from) {
     races_.barrier_use(agent(op, true), mbarrier(cta, offset).born, op.cta != &cta);
+    note_arriver(mbarrier(cta, offset), op.place);
     complete_tx(cta, offset, bytes, from, op.order);
 }
 

@@ -108,6 +108,9 @@ struct Waiting {
     Place place;
     std::vector<std::pair<std::string, Place>> hints;
     std::string barrier;    // the mbarrier, by name
+    std::string like;       // equal for waits that differ only in who waits
+    // True if it cannot tell of another waiting warp that should let it go on.
+    bool root = true;
 };
 
 // Bytes of memory that one lane accesses.
@@ -209,6 +212,9 @@ private:
 
     // waits.cpp
     Waiting waiting(const Warp& w, const Fragment& f) const;
+    void add_history(Waiting& told, const Mbarrier& bar, const Fragment& f) const;
+    bool waits_elsewhere(const Warp& w, Wait kind) const;
+    bool waits(int32_t cta, int32_t warp) const;
     void add_waits(SimError& error) const;
     bool starves(const Warp& w) const;
     [[noreturn]] void deadlock();
@@ -292,6 +298,7 @@ private:
     void arrive(Cta& cta, uint32_t offset, const AsyncOp& op, const Order& from);
     void arrive_committed(Cta& cta, uint32_t offset, const AsyncOp& op);
     void check_barriers_left(const Cta& cta);
+    void note_arriver(Mbarrier& bar, const Place& who);
     void finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar);
 
     // phases.cpp

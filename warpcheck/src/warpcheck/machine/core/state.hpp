@@ -93,7 +93,9 @@ struct Mbarrier {
     Order release[2];           // orders released by the arrivals of even and odd phases
     int64_t announced = 0, brought = 0;     // bytes, in the current phase
     std::vector<Announcement> announcements;
-    std::vector<ParityWait> waits;
+    std::vector<ParityWait> waits;          // for the phase before
+    std::vector<std::pair<int32_t, int32_t>> arrivers;      // CTA and warp of all that arrived in any phase
+    uint64_t last_arrival_phase = 0;
     Place remote[2];            // an arrival from another CTA in even and odd phases
     bool remote_narrow[2] = {}; // its scope is its CTA
 };

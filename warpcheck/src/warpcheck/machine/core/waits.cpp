@@ -1,10 +1,14 @@
 // Ends of a launch that does not end by itself: deadlock and livelock, with the waits of all warps.
+#include <utility>
+
 #include "engine.hpp"
 
 namespace warpcheck {
 namespace {
 
-constexpr size_t kListed = 96;              // waits that a finding lists
+constexpr size_t kListed = 96;              // places that a finding lists
+constexpr size_t kConsumers = 4;            // waits for the phase before that it lists
+constexpr size_t kNamed = 8;                // warps with equal waits that it names
 constexpr uint64_t kGoesOn = 1 << 24;       // warp instructions that a run may execute after an undefined value
 constexpr uint64_t kUnchanged = 1 << 25;    // warp instructions that a run may execute while nothing changes
 constexpr uint64_t kClocked = 64;           // steps between two looks at the clock
@@ -30,20 +34,23 @@ Waiting Engine::waiting(const Warp& w, const Fragment& f) const {
     }
     if (bar) {
         told.barrier = program_.barrier(f.bar_offset);
-        told.text = "waits on " + told.barrier + " of CTA " + std::to_string(f.bar_cta->linear) + " for the end of phase " +
-                    std::to_string(f.bar_phase) + ": " + of(uint64_t(bar->pending), bar->expected) + " arrivals missing";
-        if (bar->tx) told.text += bar->tx > 0 ? ", " + std::to_string(bar->tx) + " expected bytes have not come"
-                                              : ", " + std::to_string(-bar->tx) + " more bytes came than were expected";
-        if (bar->last_arrival.row >= 0) told.hints.push_back({"  its last arrival", bar->last_arrival});
-        told.hints.push_back({"  it was initialised", bar->init});
+        const std::string rest = " for the end of phase " + std::to_string(f.bar_phase) + ": " + of(uint64_t(bar->pending), bar->expected) +
+                                 " arrivals missing" +
+                                 (!bar->tx ? "" : bar->tx > 0 ? ", " + std::to_string(bar->tx) + " expected bytes have not come"
+                                                              : ", " + std::to_string(-bar->tx) + " more bytes came than were expected");
+        told.text = "waits on " + told.barrier + " of CTA " + std::to_string(f.bar_cta->linear) + rest;
+        told.like = told.barrier + rest;
+        add_history(told, *bar, f);
     } else if (f.wait == Wait::Named) {
         const Operand* const id_at = program_.operands.data() + in.first + in.ndst;
         const uint32_t id = w.row(*id_at, program_.constants.data())[__builtin_ctz(f.mask)];
         const NamedBarrier& named = w.cta->named[id & 15];
         told.text = "waits at barrier " + std::to_string(id) + ": " + of(named.arrived, named.expected ? named.expected : alive_threads(*w.cta)) +
                     " threads have arrived";
+        told.root = !waits_elsewhere(w, Wait::Named);
     } else if (f.wait == Wait::ClusterBarrier) {
         told.text = "waits at the cluster barrier: " + of(w.cta->cluster->arrived, w.cta->cluster->alive_lanes) + " threads have arrived";
+        told.root = !waits_elsewhere(w, Wait::ClusterBarrier);
     } else if (f.wait == Wait::Converge) {
         told.text = "waits for the other lanes of its warp at a .sync or .aligned instruction";
     } else if (f.wait == Wait::Registers) {
@@ -62,19 +69,68 @@ Waiting Engine::waiting(const Warp& w, const Fragment& f) const {
         told.text = "runs";
         if (f.last.pc != Look::kNone && f.last.address) told.text += "; it polled " + memory_name(f.last.address);
     }
+    if (told.like.empty()) told.like = told.text;
     return told;
 }
 
-// Adds the waits of all warps to an error that ends the launch.
+// Tells what became of the phases of an mbarrier, and finds out whether others that arrive there wait themselves.
+void Engine::add_history(Waiting& told, const Mbarrier& bar, const Fragment& f) const {
+    for (const auto& [cta, warp] : bar.arrivers)
+        told.root &= !waits(cta, warp) || (cta == told.place.cta && warp == told.place.warp);
+    if (bar.last_arrival.row >= 0)
+        told.hints.push_back({"  its last arrival, in phase " + std::to_string(bar.last_arrival_phase), bar.last_arrival});
+    if (bar.phase > 0 && bar.phase == f.bar_phase)
+        for (size_t i = 0; i < std::min(bar.waits.size(), kConsumers); ++i)
+            told.hints.push_back({"  phase " + std::to_string(bar.phase - 1) + " was waited for", bar.waits[i].place});
+    told.hints.push_back({"  it was initialised", bar.init});
+}
+
+bool Engine::waits(int32_t cta, int32_t warp) const {
+    return std::any_of(warps_.begin(), warps_.end(), [&](const Warp* w) { return int32_t(w->cta->linear) == cta && int32_t(w->index) == warp; });
+}
+
+// True if a warp of the same CTA, or cluster, waits for something else than this kind of barrier.
+bool Engine::waits_elsewhere(const Warp& w, Wait kind) const {
+    return std::any_of(warps_.begin(), warps_.end(), [&](const Warp* other) {
+        return (kind == Wait::Named ? other->cta == w.cta : other->cta->cluster == w.cta->cluster) &&
+               std::any_of(other->fragments.begin(), other->fragments.end(), [&](const Fragment& f) { return f.wait != kind; });
+    });
+}
+
+// Adds the waits of all warps to an error that ends the launch: equal ones once, and first those of which no waiting
+// warp is known that would end them.
 void Engine::add_waits(SimError& error) const {
+    struct Group {
+        Waiting first;
+        std::vector<std::pair<uint32_t, uint32_t>> more;    // CTA and warp
+    };
+    std::vector<Group> groups;
     for (const Warp* w : warps_)
         for (const Fragment& f : w->fragments) {
             Waiting told = waiting(*w, f);
-            if (error.barrier.empty()) error.barrier = told.barrier;
-            if (error.others.size() >= kListed) continue;
-            error.others.push_back({told.text, told.place});
-            error.others.insert(error.others.end(), told.hints.begin(), told.hints.end());
+            const auto known = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+                return g.first.like == told.like && g.first.place.row == told.place.row && g.first.root == told.root;
+            });
+            if (known == groups.end()) groups.push_back({std::move(told), {}});
+            else known->more.push_back({w->cta->linear, w->index});
         }
+    std::stable_partition(groups.begin(), groups.end(), [](const Group& g) { return g.first.root; });
+    for (const Group& group : groups) {
+        if (error.barrier.empty()) error.barrier = group.first.barrier;
+        if (error.others.size() >= kListed) break;
+        error.others.push_back({group.first.text, group.first.place});
+        error.others.insert(error.others.end(), group.first.hints.begin(), group.first.hints.end());
+        if (group.more.empty()) continue;
+        std::string text = "  and so " + std::string(group.more.size() == 1 ? "does " : "do ");
+        for (size_t i = 0; i < group.more.size(); ++i) {
+            if (i == kNamed) {
+                text += ", and " + std::to_string(group.more.size() - i) + " more";
+                break;
+            }
+            text += (i ? ", warp " : "warp ") + std::to_string(group.more[i].second) + " of CTA " + std::to_string(group.more[i].first);
+        }
+        error.others.push_back({text, {}});
+    }
 }
 
 // True if a warp waits for registers that no warp can give back. A warp that has not executed its setmaxnreg yet may
