@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from warpcheck.cli import main
 from warpcheck.errors import Misaligned, OutOfBounds
 from warpcheck.findings import Finding, Severity
+from warpcheck.machine.names import plain
 from warpcheck.telling import repeated
 from warpcheck_cases.handwritten import entry, launch
 
@@ -195,6 +196,27 @@ def test_a_deadlock_begins_with_its_root_and_tells_equal_waits_once(schedule: st
     merged = [text for text in texts if text.startswith("  and so do")]
     assert sorted(text.count("warp ") for text in merged) == [1, 3, 5], texts
     assert all(history[text] is None for text in merged)
+
+
+STATIC = """.shared .align 8 .b8 _ZZ6kernelPfE4full[16]; .shared .align 8 .b64 other; .shared .align 8 .b8 tile[4096];
+    mov.b32 %r3, WHERE; setp.ne.u32 %p0, %r0, 0; @!%p0 mbarrier.init.shared.b64 [%r3+AT], 2; bar.sync 0;
+    W: mbarrier.try_wait.parity.shared.b64 %p1, [%r3+AT], 0; @!%p1 bra W;"""
+
+
+@pytest.mark.parametrize(
+    "where, offset, name",
+    [("_ZZ6kernelPfE4full", 0, "full"), ("_ZZ6kernelPfE4full", 8, "full + 8"), ("other", 0, "other"), ("tile", 8, "")],
+)
+def test_barriers_have_the_names_of_their_variables(where: str, offset: int, name: str) -> None:
+    body = STATIC.replace("WHERE", where).replace("AT", str(offset))
+    (found,) = launch(body, on_finding="collect").findings
+    at = re.search(r"^waits on (.*?) of CTA 0", found.others[0][0])[1]
+    assert re.fullmatch(rf"{re.escape(name)} \(mbarrier at 0x\w+\)" if name else r"the mbarrier at 0x\w+", at), at
+
+
+def test_names_of_variables_of_functions() -> None:
+    assert plain("_ZZ1kE4full") == "full" and plain("_ZZN1a3fooEvE5empty_0") == "empty"
+    assert plain("_ZZ1kE4ful") == "_ZZ1kE4ful" and plain("tile") == "tile"
 
 
 def test_many_equal_waits_are_counted() -> None:

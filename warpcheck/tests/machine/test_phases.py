@@ -25,8 +25,8 @@ def copy(half: int) -> str:
 EXPECT = f"mbarrier.expect_tx.relaxed.cta.shared.b64 [{FULL}], 64;"
 ARRIVE, RELAXED = (f"mbarrier.arrive{how}.shared.b64 _, [{FULL}];" for how in ("", ".relaxed.cta"))
 ARRIVE_EXPECT = f"mbarrier.arrive.expect_tx.shared.b64 _, [{FULL}], 64;"
-# Thread 0 and thread 32 announce, copy and arrive; then all wait for phase 0. name -> both parts, whether it is right
-ANNOUNCED = {
+# Threads 0 and 32 expect bytes, copy and arrive; then all wait for phase 0. name -> both parts, whether it is right
+EXPECTED = {
     "before the arrival": (f"{EXPECT} {copy(0)} {copy(1)} {ARRIVE_EXPECT}", "", True),
     "before a relaxed arrival": (f"{EXPECT} {copy(0)} {RELAXED}", "", True),
     "after the copy": (f"{copy(0)} {EXPECT} {ARRIVE}", "", True),
@@ -39,9 +39,9 @@ ANNOUNCED = {
 
 
 @ORDERS
-@pytest.mark.parametrize("name", [name for name, (*_, right) in ANNOUNCED.items() if right])
-def test_bytes_that_are_announced_in_time(name: str, schedule: str, seed: int) -> None:
-    first, second, _ = ANNOUNCED[name]
+@pytest.mark.parametrize("name", [name for name, (*_, right) in EXPECTED.items() if right])
+def test_bytes_that_are_expected_in_time(name: str, schedule: str, seed: int) -> None:
+    first, second, _ = EXPECTED[name]
     body = f"""{init(1)} setp.ge.u32 %p2, %r0, 32; @%p2 bra OTHER; BARRIER_0 @%p0 bra WAIT; {first} bra WAIT;
         OTHER: BARRIER_1 setp.ne.u32 %p3, %r0, 32; @%p3 bra WAIT; {second} {wait(FULL, 0, "WAIT")}"""
     for number, part in enumerate((first, second)):  # all lanes of a warp reach its named barrier
@@ -55,10 +55,10 @@ def test_bytes_that_are_announced_in_time(name: str, schedule: str, seed: int) -
     assert not launch(body, data_and_map(), **given).findings
 
 
-@pytest.mark.parametrize("name", [name for name, (*_, right) in ANNOUNCED.items() if not right])
-def test_a_late_announcement_is_told_where_it_is_in_time(name: str) -> None:
-    """In an order in which the phase has ended before it, it is an announcement for the next phase."""
-    first, second, _ = ANNOUNCED[name]
+@pytest.mark.parametrize("name", [name for name, (*_, right) in EXPECTED.items() if not right])
+def test_a_late_expect_tx_is_told_where_it_is_in_time(name: str) -> None:
+    """In an order in which the phase has ended before it, it counts for the next phase."""
+    first, second, _ = EXPECTED[name]
     body = f"""{init(1)} setp.ge.u32 %p2, %r0, 32; @%p2 bra OTHER; @%p0 bra DONE; {first} bra DONE;
         OTHER: setp.ne.u32 %p3, %r0, 32; @%p3 bra DONE; mov.u32 %r5, 0;
         BUSY: add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 99; @%p2 bra BUSY; {second} DONE: bar.sync 0;"""
@@ -126,15 +126,15 @@ def test_the_bytes_of_a_copy_may_be_what_comes_after_a_wait() -> None:
 def test_the_scope_of_a_wait_is_a_letter_on_request() -> None:
     body = """setp.ne.u32 %p0, %r0, 0; @!%p0 mbarrier.init.shared.b64 [%r2+2048], 32;
         fence.mbarrier_init.release.cluster; barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
-        mov.u32 %r3, %cluster_ctarank; xor.b32 %r3, %r3, TURN; add.u32 %r4, %r2, 2048;
+        mov.u32 %r3, %cluster_ctarank; xor.b32 %r3, %r3, STEP; add.u32 %r4, %r2, 2048;
         mapa.shared::cluster.u32 %r5, %r4, %r3; mbarrier.arriveRELEASE.shared::cluster.b64 _, [%r5];
         W: mbarrier.try_wait.parityACQUIRE.shared.b64 %p1, [%r2+2048], 0; @!%p1 bra W;
         barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"""
     wide, acquire = ".release.cluster", ".acquire.cluster"
-    for turn, release, acquires, told in (
+    for step, release, acquires, told in (
         (1, wide, acquire, None), (0, "", "", None), (1, wide, "", "the wait"), (1, "", acquire, "the arrival"),
     ):  # fmt: skip
-        text = body.replace("TURN", str(turn)).replace("RELEASE", release).replace("ACQUIRE", acquires)
+        text = body.replace("STEP", str(step)).replace("RELEASE", release).replace("ACQUIRE", acquires)
         given = {"grid": 2, "cluster": 2, "on_finding": "collect"}
         assert not launch(text, **given).findings
         found = launch(text, checks=Checks(letter=True), **given).findings

@@ -16,7 +16,7 @@ from warpcheck.errors import LaunchRefused, Location, UnknownInstruction
 from warpcheck.findings import KINDS, Finding, Findings, repair_of
 from warpcheck.machine.chips import ChipFacts, chip_facts
 from warpcheck.machine.lowering import SHARED_RESERVED, Lowering
-from warpcheck.machine.names import names_in
+from warpcheck.machine.names import names_in, names_of_variables
 from warpcheck.machine.options import SCHEDULES, Budget, EmulationOptions, Order
 from warpcheck.machine.outputs import Output
 from warpcheck.machine.ptx import Kernel, Module, parse
@@ -276,7 +276,9 @@ class _Loaded:
         wide = [(value & (2**64 - 1), offset, words) for value, offset, words in lowering.constants]
         self.runs_on: set[str] = set()  # chips that have all instructions
         dynamic_shared = SHARED_RESERVED + lowering.layout.static_shared
-        named = {dynamic_shared + offset: name for offset, name in barriers.items()}
+        sizes = {v.name: v.nbytes for v in (*module.variables.values(), *kernel.variables.values())}
+        named = names_of_variables(lowering.layout.shared, sizes)
+        named |= {dynamic_shared + offset: name for offset, name in barriers.items()}
         maxnreg = kernel.directives.get("maxnreg", (0,))[0]
         self.program = core.Program(
             rows, wide, lowering.constant_words, lowering.preset_rows, lowering.register_words,

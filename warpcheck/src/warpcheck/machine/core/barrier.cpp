@@ -55,7 +55,7 @@ void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, c
     if (races_.enabled) {
         bar.release[bar.phase & 1].join(from);
         note_arrival(bar, from);
-        if (expect) note_announced(bar, expect, from);
+        if (expect) note_expected(bar, expect, from);
     }
     bar.pending -= count;
     if (drop) bar.expected -= count;
@@ -74,7 +74,7 @@ void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& 
     if (races_.enabled) {
         bar.release[bar.phase & 1].join(from);
         bar.release[bar.phase & 1].join_executed(after);
-        note_brought(bar, bytes, after);
+        note_completed(bar, bytes, after);
     }
     effect();
     finish_phase(cta, offset, bar);
@@ -392,7 +392,7 @@ Next Engine::barrier(Exec& x) {
             case Op::mbar_expect_tx: {
                 Mbarrier& bar = mbarrier(cta, offset);
                 bar.tx += int64_t(v);
-                if (races_.enabled) announce(bar, x.w, int64_t(v));
+                if (races_.enabled) note_expect(bar, x.w, int64_t(v));
                 if (x.w.timed) x.w.timed->arrive(Timed::Arrive, cta.linear, offset, 0, int64_t(v));
                 effect();
                 finish_phase(cta, offset, bar);

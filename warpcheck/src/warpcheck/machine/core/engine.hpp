@@ -303,9 +303,9 @@ private:
 
     // phases.cpp
     Order executed_by(const Warp& w) const;
-    void announce(Mbarrier& bar, const Warp& w, int64_t bytes);
-    void note_announced(Mbarrier& bar, int64_t bytes, const Order& from);
-    void note_brought(Mbarrier& bar, int64_t bytes, const Order& after);
+    void note_expect(Mbarrier& bar, const Warp& w, int64_t bytes);
+    void note_expected(Mbarrier& bar, int64_t bytes, const Order& from);
+    void note_completed(Mbarrier& bar, int64_t bytes, const Order& after);
     void note_arrival(Mbarrier& bar, const Order& from);
     void note_waited(Mbarrier& bar, const Warp& w);
     void check_phase(const Cta& cta, uint32_t offset, Mbarrier& bar);

@@ -15,29 +15,29 @@ Order Engine::executed_by(const Warp& w) const {
 }
 
 // An expect_tx without arrival.
-void Engine::announce(Mbarrier& bar, const Warp& w, int64_t bytes) {
-    const int64_t others = bar.announced - bar.brought;
-    note_announced(bar, bytes, executed_by(w));
-    bar.announcements.push_back({w.clock.slot, w.clock.epoch, current_, others});
+void Engine::note_expect(Mbarrier& bar, const Warp& w, int64_t bytes) {
+    const int64_t others = bar.expected_tx - bar.completed_tx;
+    note_expected(bar, bytes, executed_by(w));
+    bar.expects.push_back({w.clock.slot, w.clock.epoch, current_, others});
 }
 
-// Bytes that are announced. `from`: what had been executed before.
-void Engine::note_announced(Mbarrier& bar, int64_t bytes, const Order& from) {
-    bar.announced += bytes;
-    for (Announcement& other : bar.announcements)
+// Bytes that are expected. `from`: what had been executed before.
+void Engine::note_expected(Mbarrier& bar, int64_t bytes, const Order& from) {
+    bar.expected_tx += bytes;
+    for (ExpectTx& other : bar.expects)
         if (!from.after(other.slot, other.epoch)) other.others += bytes;
 }
 
-void Engine::note_brought(Mbarrier& bar, int64_t bytes, const Order& after) {
-    bar.brought += bytes;
-    for (Announcement& other : bar.announcements)
+void Engine::note_completed(Mbarrier& bar, int64_t bytes, const Order& after) {
+    bar.completed_tx += bytes;
+    for (ExpectTx& other : bar.expects)
         if (!after.after(other.slot, other.epoch)) other.others -= bytes;
 }
 
-// The phase cannot end before an arrival, and so not before the announcements that the arrival comes after.
+// The phase cannot end before an arrival, and so not before the expects that the arrival comes after.
 void Engine::note_arrival(Mbarrier& bar, const Order& from) {
-    auto& all = bar.announcements;
-    all.erase(std::remove_if(all.begin(), all.end(), [&](const Announcement& a) { return from.after(a.slot, a.epoch); }), all.end());
+    auto& all = bar.expects;
+    all.erase(std::remove_if(all.begin(), all.end(), [&](const ExpectTx& a) { return from.after(a.slot, a.epoch); }), all.end());
 }
 
 void Engine::note_waited(Mbarrier& bar, const Warp& w) {
@@ -49,7 +49,7 @@ void Engine::note_waited(Mbarrier& bar, const Warp& w) {
     bar.waits.push_back({w.clock.slot, w.clock.epoch, current_});
 }
 
-// Called when the current phase ends. An announcement that no arrival comes after may come too late, if the bytes of
+// Called when the current phase ends. An expect_tx that no arrival comes after may come too late, if the bytes of
 // the others alone can end the phase. A wait by parity for the phase before that nothing in this phase comes after may
 // be late as well: then it finds this phase complete, whose parity is the other one, and waits for the next.
 void Engine::check_phase(const Cta& cta, uint32_t offset, Mbarrier& bar) {
@@ -63,11 +63,11 @@ void Engine::check_phase(const Cta& cta, uint32_t offset, Mbarrier& bar) {
         findings_.note(std::move(error));
     };
     const std::string phase = "phase " + std::to_string(bar.phase) + " of " + program_.barrier(offset) + " of CTA " + std::to_string(cta.linear);
-    for (const Announcement& late : std::exchange(bar.announcements, {}))
+    for (const ExpectTx& late : std::exchange(bar.expects, {}))
         if (late.others == 0)
-            tell(Check::EarlyPhase, late.place, phase + " may end before these bytes are announced: its arrivals and its other bytes do not depend on them",
+            tell(Check::EarlyPhase, late.place, phase + " may end before these bytes are expected: its arrivals and its other bytes do not depend on them",
                  "the last arrival", bar.last_arrival);
-    bar.announced = bar.brought = 0;
+    bar.expected_tx = bar.completed_tx = 0;
     const Order& end = bar.release[bar.phase & 1];
     for (const ParityWait& wait : std::exchange(bar.waits, {}))
         if (!end.after(wait.slot, wait.epoch))

@@ -69,8 +69,8 @@ struct Fragment {
 };
 
 // Of the current phase of an mbarrier: an expect_tx without arrival. `others`: bytes that others than it and what comes
-// after it announced, less those that they brought.
-struct Announcement {
+// after it expected, less those that they completed.
+struct ExpectTx {
     uint32_t slot, epoch;
     Place place;
     int64_t others;
@@ -91,8 +91,8 @@ struct Mbarrier {
     Access born;                // the init as an access
     Place last_arrival;
     Order release[2];           // orders released by the arrivals of even and odd phases
-    int64_t announced = 0, brought = 0;     // bytes, in the current phase
-    std::vector<Announcement> announcements;
+    int64_t expected_tx = 0, completed_tx = 0;      // bytes, in the current phase
+    std::vector<ExpectTx> expects;
     std::vector<ParityWait> waits;          // for the phase before
     std::vector<std::pair<int32_t, int32_t>> arrivers;      // CTA and warp of all that arrived in any phase
     uint64_t last_arrival_phase = 0;
