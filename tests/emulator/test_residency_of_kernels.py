@@ -66,7 +66,7 @@ ORDERED = {
     "chained": ordered("sm_90a", seqlen_q=256, seqlen_k=640, **heads(4), chains=4),
     "causal": ordered("sm_90a", seqlen_q=256, seqlen_k=384, head_dim=128, causal=True, **heads(1)),
     "by_default": ordered("sm_90a", seqlen_q=128, seqlen_k=384, head_dim=96, **heads(5), tiles=D96_ORDERED),
-    "wide": ordered("sm_90a", seqlen_q=128, seqlen_k=192, head_dim=192, **heads(5)),
+    "wide": ordered("sm_90a", seqlen_q=128, seqlen_k=384, head_dim=192, **heads(3), ctas=2),
     "wide_pair": ordered(
         "sm_90a", seqlen_q=128, seqlen_k=384, head_dim=256, **heads(3), tiles=D256_ORDERED, ctas=2
     ),
@@ -81,7 +81,7 @@ MORE_ORDERED = {
     "left_bound": ordered("sm_90a", seqlen_q=300, seqlen_k=384, window_size=(200, None), **heads(5)),
     "right_bound": ordered("sm_90a", seqlen_q=300, seqlen_k=384, window_size=(None, 90), **heads(5)),
     "d192": ordered("sm_90a", seqlen_q=128, seqlen_k=384, head_dim=192, head_dim_v=128, **heads(5)),
-    "wide_packed_causal": ordered("sm_90a", lengths=LENGTHS, head_dim=192, causal=True, **heads(2, 1)),
+    "wide_packed_causal": ordered("sm_90a", lengths=LENGTHS, head_dim=192, causal=True, **heads(2, 1), ctas=2),
     "wide_pair_group_causal": ordered(
         "sm_90a", seqlen_q=256, seqlen_k=384, head_dim=256, causal=True, **heads(2, 1), tiles=D256_ORDERED, ctas=2
     ),
