@@ -11,7 +11,7 @@ from ..runtime.torch_internals import autocast_anywhere
 from ..torch_ops import calls, checks, low_precision, out_8bit
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
-from ..torch_ops.recipes import EIGHT_BIT
+from ..torch_ops.recipes import LOW
 
 if TYPE_CHECKING:
     from typing import Required
@@ -138,7 +138,9 @@ def flash_attn_func(
             where a kernel does; that of "fp8-forward" and "mxfp8-forward" multiplies in 16 bits.
         q_descale, k_descale, v_descale: factors, 0 or more, on float8_e4m3fn q, k and v; see `fa4.quantize` for the
             recipes and their shapes. Heads of q may have own factors or share those of their key/value head, (batch,
-            heads_kv). None means 1. Such a call has no gradients of q, k and v.
+            heads_kv). None means 1. On float4_e2m1fn_x2 q, k and v, the scales of recipe "nvfp4", of v along tokens:
+            v is then (batch, ceil(seqlen_k / 2), heads_kv, head_dim_v), and q and k have half of head_dim's columns.
+            Such calls have no gradients of q, k and v.
         out_descale: () or (1,) float32, positive: out becomes float8_e4m3fn with out ~= data * out_descale, for a
             product of 8 bits after attention. Larger numbers than 448 * out_descale saturate. No gradients.
         backend: "auto", or the name of a backend, which then serves the call or raises.
@@ -166,7 +168,7 @@ def flash_attn_func(
     if out_descale is not None:
         out_8bit.check(out_descale, {"q": q, "k": k, "v": v, "learnable_sink": learnable_sink})
     has_factors = not (q_descale is k_descale is v_descale is None)
-    is_low = has_factors or precision is not None or getattr(q, "dtype", None) in EIGHT_BIT
+    is_low = has_factors or precision is not None or getattr(q, "dtype", None) in LOW
     if not is_low and autocast_anywhere():
         q, k, v = cast_all(q, k, v)
     tensors = (q, k, v, learnable_sink, None, None, None, seqused_k)
@@ -264,7 +266,7 @@ def flash_attn_varlen_func(
     if out_descale is not None:
         out_8bit.check(out_descale, {"q": q, "k": k, "v": v, "learnable_sink": learnable_sink})
     has_factors = not (q_descale is k_descale is v_descale is None)
-    is_low = has_factors or precision is not None or getattr(q, "dtype", None) in EIGHT_BIT
+    is_low = has_factors or precision is not None or getattr(q, "dtype", None) in LOW
     if not is_low and autocast_anywhere():
         q, k, v = cast_all(q, k, v)
     tensors = (q, k, v, learnable_sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)

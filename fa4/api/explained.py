@@ -15,7 +15,7 @@ from ..mods.ir.record import Mods
 from ..runtime import dispatch
 from ..runtime.device import Chip, chip_of
 from ..runtime.spec import CONVERTED, AttentionInputs, AttentionSpec, Cache, Feature, Flags, Operands, ProblemSize
-from ..torch_ops import checks, jagged, low_precision, mod_ops, recipes
+from ..torch_ops import checks, e2m1, jagged, low_precision, mod_ops, recipes
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
 from ..torch_ops.descales import Descales, check_descales, operands_of
@@ -61,11 +61,11 @@ def explain(
 
     Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func`, without `return_lse`, `dropout_seed` and
     `out_descale`, which change nothing here. Also takes those arguments of `flash_attn_with_kvcache` that affect the
-    choice, with the caches as k and v. For 8-bit q, k and v, and with precision, the answer is about the 16-bit tensors
-    that they are dequantised to, or about a kernel that multiplies 8-bit numbers; with precision and a q, k or v that
-    requires grad, it tells the backward, too. Packed q, k, v without cu_seqlens count as one sequence. Runs nothing,
-    and reads only a block mask's counts, for the fraction of visited blocks. The returned record prints as text.
-    Tensors on the "meta" device work if only shapes are known.
+    choice, with the caches as k and v. For 8- and 4-bit q, k and v, and with precision, the answer is about the 16-bit
+    tensors that they are dequantised to, or about a kernel that multiplies such numbers; with precision and a q, k or v
+    that requires grad, it tells the backward, too. Packed q, k, v without cu_seqlens count as one sequence. Runs
+    nothing, and reads only a block mask's counts, for the fraction of visited blocks. The returned record prints as
+    text. Tensors on the "meta" device work if only shapes are known.
 
     Raises:
         TypeError, ValueError: the call would raise it for one of its arguments.
@@ -75,13 +75,17 @@ def explain(
         q, q_factor, q_descale = cache_checks.widened_queries(q, k, q_descale), q_descale, None
     else:
         q_factor = None
-    descales, is_8bit = (q_descale, k_descale, v_descale), getattr(q, "dtype", None) in recipes.EIGHT_BIT
+    descales, is_8bit = (q_descale, k_descale, v_descale), getattr(q, "dtype", None) in recipes.LOW
+    is_e2m1 = e2m1.has_e2m1(q)
     if not is_8bit:
         q, k, v = cast_all(q, k, v)
     has_factors = any(x is not None for x in descales) and getattr(k, "dtype", None) not in CONVERTED
     if is_8bit or precision is not None or has_factors:
         low_precision.check_operands(q, k, v, precision, descales)
-    if is_8bit:
+    if is_e2m1:
+        e2m1.check(q.ndim == 3, (q, k, v), descales)
+        q, k, v = e2m1.stand_ins(q, k, v)
+    elif is_8bit:
         q, k, v = (torch.empty_like(x, dtype=torch.bfloat16) for x in (q, k, v))
     if jagged.is_jagged((q, k, v)):
         tensors, (max_seqlen_q, max_seqlen_k) = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k))
@@ -110,7 +114,7 @@ def explain(
                 raise ValueError(
                     f"{name} is given with q of shape {checks.shown(q)}, expected (total, heads, head_dim)"
                 )
-        if is_8bit:
+        if is_8bit and not is_e2m1:
             check_descales(inputs, descales)
     flags = flags._replace(
         num_splits=checks.count("num_splits", num_splits),
@@ -128,8 +132,9 @@ def explain(
         mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask, random)
     visited = None if mods is None else mod_ops.visited(mods)
     spec = AttentionSpec.of(inputs, flags, mods, cache)
-    factors = Descales(*descales)
-    operands = operands_of(inputs, factors) if is_8bit else low_precision.PRECISIONS.get(precision or "")
+    operands = low_precision.PRECISIONS.get(precision or "")
+    if is_8bit:
+        operands = Operands.NVFP4 if is_e2m1 else operands_of(inputs, Descales(*descales))
     native = None
     if operands is not None:
         dtype = torch.bfloat16 if is_8bit else q.dtype
@@ -139,28 +144,30 @@ def explain(
         found = replace(found, refused=tuple(x for x in found.refused if x[0] != found.chosen))
     elif is_8bit or operands is not None:
         reasons = _dequantised(replace(spec, operands=operands), inputs.extent, chip_of(q.device), backend)
-        found = replace(found, refused=(*found.refused, ("products of 8 bits", reasons)))
+        found = replace(found, refused=(*found.refused, (f"products of {4 if is_e2m1 else 8} bits", reasons)))
     if precision is not None and flags.needs_backward:
         found = replace(found, backward=_trained(inputs, mods, flags, precision))
     return found
 
 
 def _dequantised(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> tuple[str, ...]:
-    """Return why no kernel multiplies the 8-bit numbers of a call. The spec has no operands for scales that none
+    """Return why no kernel multiplies the 8- or 4-bit numbers of a call. The spec has no operands for scales that none
     takes."""
-    if spec.operands is None:
+    operands = spec.operands
+    if operands is None:
         return (
             "need scales of a tensor or a head; or of 32 columns of q and k, with a head_dim that is a multiple of 32, "
             'and of 32 tokens of v (axis="tokens")',
         )
     spec = replace(spec, needs_backward=False, deterministic=False)
-    rows = [row for row in dispatch.BACKENDS if Feature.OPERANDS_8BIT in row.features and row.on(chip)]
+    products = Feature.OPERANDS_8BIT if operands.bits == 8 else Feature.OPERANDS_4BIT
+    rows = [row for row in dispatch.BACKENDS if products in row.features and row.on(chip)]
     if backend != "auto":
         rows = [row for row in rows if row.name == backend]
     if not rows:
         return (f"no kernel has them on {chip}" + ("" if backend == "auto" else f" with backend={backend!r}"),)
     of_blocks = [row for row in rows if Feature.BLOCK_SCALES in row.features]
-    if spec.operands is Operands.MXFP8 and of_blocks:
+    if operands is Operands.MXFP8 and of_blocks:
         rows = of_blocks
     queries, keys = extent.max_seqlen_q, extent.max_seqlen_k
     told = [

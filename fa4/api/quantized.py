@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..runtime import nvfp4
 from ..runtime.spec import MX_BLOCK
-from ..torch_ops import checks, recipes
+from ..torch_ops import checks, e2m1, recipes
 from ..torch_ops.descales import check_scales
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -43,23 +43,27 @@ def quantize(
     | "mxfp8" | 32 columns of a token | (batch, seqlen, heads, head_dim / 32) | float8_e8m0fnu |
     | "mxfp8", axis="tokens" | 32 tokens of a column | (batch, ceil(seqlen / 32), heads, head_dim) | float8_e8m0fnu |
     | "nvfp4" | 16 columns of a token | (batch, seqlen, heads, head_dim / 16) | float8_e4m3fn |
+    | "nvfp4", axis="tokens" | 16 tokens of a column | (batch, ceil(seqlen / 16), heads, head_dim) | float8_e4m3fn |
 
     A float32 scale is the largest magnitude of its group, amax, divided by 448, the largest e4m3 number; it is at least
     2^-126, and 1 for a group of zeros. An E8M0 scale follows the OCP MX specification: 2^(floor(log2(amax)) - 8), at
     least 2^-127; numbers above 448 times the scale saturate. Numbers are rounded to nearest even. A group with an inf
     or a NaN has scale NaN, so that all of it dequantises to NaN. There is no host synchronisation and no gradient.
 
-    For mxfp8, quantise q and k along head_dim, and v along tokens: each along the axis that its product sums over.
+    For mxfp8 and nvfp4, quantise q and k along head_dim, and v along tokens: each along the axis that its product sums
+    over. The rows of a key/value cache have nvfp4 along head_dim, v too.
 
-    "nvfp4" is for the rows of a key/value cache. Its data is e2m1, two numbers a byte, the even column in the low half.
-    A scale is amax / 6 rounded to e4m3, from 2^-9 to 448. There is no further factor: for numbers above 2688, divide x
-    and multiply softmax_scale (of k) or out (of v).
+    Data of "nvfp4" is e2m1, two numbers a byte: two columns, the even one in the low half, or with axis="tokens" two
+    tokens of a column, where an odd last token has a 0 beside it. A scale is amax / 6 rounded to e4m3, from 2^-9 to
+    448. There is no further factor: for numbers above 2688, divide x and multiply softmax_scale (of q and k) or out (of
+    v).
 
     Args:
         x: (batch, seqlen, heads, head_dim), or packed (total, heads, head_dim); float16, bfloat16 or float32, any
             strides. A cache: its pages may be the batch, but not with smooth.
         recipe: "tensor", "head", "block128", "mxfp8" or "nvfp4".
-        axis: "head_dim" or "tokens": the axis of the blocks of "mxfp8".
+        axis: "head_dim" or "tokens": the axis of the blocks of "mxfp8" and "nvfp4". Packed tensors have no "nvfp4"
+            along tokens.
         heads: number of heads that scales have, for "head" and "block128"; neighbouring heads share a scale.
             `heads=heads_kv` gives q the shape of scales that k has. None: one scale for each head of x.
         smooth: for k. First subtract the mean over the tokens of each sequence and head. Softmax does not change if a
@@ -75,8 +79,8 @@ def quantize(
         seqused: (batch,) int32, the rows of each sequence that are used. Other rows count in no scale and become 0.
 
     Returns:
-        data (float8_e4m3fn, shape of x; of "nvfp4" float4_e2m1fn_x2, half the columns) and scales, contiguous; a named
-        tuple.
+        data (float8_e4m3fn, shape of x; of "nvfp4" float4_e2m1fn_x2, half the columns, or along tokens ceil(seqlen / 2)
+        rows) and scales, contiguous; a named tuple.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or value.
@@ -106,11 +110,14 @@ def _check(
         raise ValueError(f"recipe is {recipe!r}, expected {_listed(recipes.RECIPES)}")
     if axis not in recipes.AXES:
         raise ValueError(f"axis is {axis!r}, expected {_listed(recipes.AXES)}")
-    if axis == "tokens" and recipe != "mxfp8":
-        raise ValueError(f"axis is 'tokens' with recipe {recipe!r}, expected recipe 'mxfp8'")
+    if axis == "tokens" and recipe not in ("mxfp8", "nvfp4"):
+        raise ValueError(f"axis is 'tokens' with recipe {recipe!r}, expected recipe 'mxfp8' or 'nvfp4'")
     if x.ndim not in (3, 4) or x.shape[-1] == 0:
         axes = "(batch, seqlen, heads, head_dim) or (total, heads, head_dim)"
         raise ValueError(f"x has shape {checks.shown(x)}, expected {axes}")
+    if x.ndim == 3 and (recipe, axis) == ("nvfp4", "tokens"):
+        padded = "(batch, seqlen, heads, head_dim) for recipe 'nvfp4' along tokens"
+        raise ValueError(f"x has shape {checks.shown(x)}, expected {padded}")
     if heads is not None:
         if recipe not in ("head", "block128"):
             raise ValueError(f"heads is given with recipe {recipe!r}, expected recipe 'head' or 'block128'")
@@ -142,7 +149,12 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def dequantize(
-    data: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16, *, cu_seqlens: Tensor | None = None
+    data: Tensor,
+    scales: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    cu_seqlens: Tensor | None = None,
+    seqlen: int | None = None,
 ) -> Tensor:
     """Return data * scales of `fa4.quantize`, computed in float32 and rounded to dtype.
 
@@ -151,10 +163,11 @@ def dequantize(
 
     Args:
         data: float8_e4m3fn, (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim); or float4_e2m1fn_x2
-            with half as many columns, for 16 columns a scale.
+            with half as many columns, for 16 columns a scale, or half as many rows, for 16 tokens a scale.
         scales: as `fa4.quantize` returns them.
         dtype: float16, bfloat16, float32 or float64.
         cu_seqlens: (batch + 1,) int32 of packed data.
+        seqlen: of float4_e2m1fn_x2 along tokens, the number of tokens, if it is odd; None: two a byte.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape or device.
@@ -169,9 +182,23 @@ def dequantize(
         axes = "(batch, seqlen, heads, head_dim) or (total, heads, head_dim)"
         raise ValueError(f"data has shape {checks.shown(data)}, expected {axes}")
     _check_bounds(data, cu_seqlens, "data")
-    if data.dtype == nvfp4.DTYPE:
+    along_tokens = data.dtype == nvfp4.DTYPE and data.ndim == 4 and _last_size(scales) == data.shape[-1]
+    if seqlen is not None and not along_tokens:
+        raise ValueError(
+            "seqlen is given, expected None: only data of recipe 'nvfp4' along tokens has no other sign of it"
+        )
+    if data.dtype == nvfp4.DTYPE and not along_tokens:
         checks.check_e2m1_scales("scales", scales, "data", data)
         return nvfp4.values(data.view(torch.uint8), scales, dtype)
+    if along_tokens:
+        most = nvfp4.PER_BYTE * data.shape[1]
+        tokens = most if seqlen is None else checks.count("seqlen", seqlen)
+        if nvfp4.bytes_of(tokens) != data.shape[1]:
+            raise ValueError(
+                f"seqlen is {tokens}, expected {max(most - 1, 0)} or {most} with data {checks.shown(data)}"
+            )
+        e2m1.check_scales_of_tokens("scales", scales, "data", data, tokens)
+        return nvfp4.values_of_tokens(data.view(torch.uint8), scales, tokens, dtype)
     checks.check_plain("scales", scales, data, like="data")
     if data.ndim == 3 and cu_seqlens is None and scales.ndim > 1 and scales.shape[:-1] != data.shape[:-1]:
         raise ValueError(
@@ -181,3 +208,8 @@ def dequantize(
     divisors = tuple(n for n in range(1, all_heads + 1) if all_heads % n == 0)
     check_scales("scales", scales, "data", data, batch, divisors)
     return recipes.dequantized(data, scales, dtype, cu_seqlens)
+
+
+def _last_size(scales: Tensor) -> int | None:
+    """Return the last size of scales, None if they are no such tensor."""
+    return scales.shape[-1] if isinstance(scales, Tensor) and scales.ndim == 4 else None

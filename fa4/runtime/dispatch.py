@@ -22,8 +22,9 @@ from .plan import Plan
 from .spec import MOST_KEYS_OF_8BIT_P, AttentionSpec, Feature, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
-_E4M3_FEATURES = frozenset((Feature.OPERANDS_8BIT, Feature.BLOCK_SCALES))  # without them, e4m3 is dequantised before
-ALL_FEATURES = frozenset(Feature) - _E4M3_FEATURES
+# Without them, numbers of 8 and 4 bits are dequantised before.
+_LOW_FEATURES = frozenset((Feature.OPERANDS_8BIT, Feature.BLOCK_SCALES, Feature.OPERANDS_4BIT))
+ALL_FEATURES = frozenset(Feature) - _LOW_FEATURES
 _BACKWARD_FEATURES = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
 _CACHE_FEATURES = frozenset(
     (

@@ -46,6 +46,7 @@ class Feature(enum.Enum):
     SCALED_ROWS = "cache of 656-byte rows"
     OPERANDS_8BIT = "e4m3 q, k and v"
     BLOCK_SCALES = "scales of blocks of 32 numbers"
+    OPERANDS_4BIT = "e2m1 q, k and v"
     BATCH_INVARIANT = "batch_invariant"
 
 
@@ -106,12 +107,19 @@ class CacheSpec:
 
 
 class Operands(enum.StrEnum):
-    """8-bit tensors q, k and v of a call, which kernels multiply as such. E4M3: with one factor of the scores, q's and
+    """Tensors q, k and v of 8 or 4 bits, which kernels multiply as such. E4M3: with one factor of the scores, q's and
     k's together, and one of v, for each sequence and key/value head; a `Cache` holds them. MXFP8: e4m3 numbers that
-    have E8M0 scales of blocks of 32, too, see `Cache`."""
+    have E8M0 scales of blocks of 32, too, see `Cache`. NVFP4: e2m1 numbers with e4m3 scales of blocks of 16 alone; a
+    byte of q and k has two columns, one of v two tokens."""
 
     E4M3 = "e4m3"
     MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+
+    @property
+    def bits(self) -> int:
+        """Bits of a number."""
+        return 4 if self is Operands.NVFP4 else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +159,11 @@ class AttentionSpec:
     ) -> AttentionSpec:
         """Return the spec of an operator call."""
         shape_q, shape_v = inputs.q.shape, inputs.v.shape
+        is_e2m1 = inputs.q.dtype is nvfp4.DTYPE  # (of a cache, only k and v may be)
         return AttentionSpec(
             dtype=inputs.q.dtype,
-            head_dim=shape_q[-1],
-            head_dim_v=nvfp4.columns_of(inputs.v),
+            head_dim=nvfp4.columns_of(inputs.q),
+            head_dim_v=shape_v[-1] if is_e2m1 else nvfp4.columns_of(inputs.v),
             heads_q=shape_q[-2],
             heads_kv=shape_v[-2],
             has_sink=inputs.sink is not None,
@@ -219,8 +228,9 @@ class AttentionSpec:
             Feature.CACHE_8BIT: cache.converts_kv and not cache.is_nvfp4,
             Feature.CACHE_4BIT: cache.is_nvfp4,
             Feature.SCALED_ROWS: cache.has_scaled_rows,
-            Feature.OPERANDS_8BIT: self.operands is not None,
+            Feature.OPERANDS_8BIT: self.operands is not None and self.operands.bits == 8,
             Feature.BLOCK_SCALES: self.operands is Operands.MXFP8,
+            Feature.OPERANDS_4BIT: self.operands is Operands.NVFP4,
             Feature.BATCH_INVARIANT: self.batch_invariant,
         }
         return frozenset(feature for feature, is_requested in requested.items() if is_requested)
@@ -353,8 +363,8 @@ class Cache(NamedTuple):
 
     page_table: (batch, pages of a sequence). batch_idx, leftpad: (batch,). k_descale, v_descale: (batch, heads_kv)
     float32, factors on 8-bit K/V; with k and v of `nvfp4` their scales, like k and v with a column for each 16. With k
-    of `scaled_rows`, kernels read k alone. q_scales, k_scales, v_scales: with `Operands.MXFP8`, E8M0 scales of recipe
-    "mxfp8" as uint8, of q and k along head_dim, of v along tokens.
+    of `scaled_rows`, kernels read k alone. q_scales, k_scales, v_scales: with `Operands.MXFP8` and `NVFP4`, scales of
+    blocks as uint8, of q and k along head_dim, of v along tokens.
     """
 
     page_table: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Factors on 8-bit q, k and v: which kernels take them, what they get, and checks."""
+"""Factors on q, k and v of 8 and 4 bits: which kernels take them, what they get, and checks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ import torch
 from torch import Tensor
 
 from ..runtime.spec import MX_BLOCK, AttentionInputs, Cache, Operands
-from . import checks, recipes
+from . import checks, e2m1, recipes
 
 
 class Descales(NamedTuple):
-    """Factors on 8-bit q, k and v, of the shapes in `recipes.expected_shapes`; None means 1."""
+    """Factors on 8-bit q, k and v, of the shapes in `recipes.expected_shapes`; None means 1. Or scales of e2m1
+    tensors."""
 
     q_descale: Tensor | None = None
     k_descale: Tensor | None = None
     v_descale: Tensor | None = None
 
 
+_SCALES = "q_scales", "k_scales", "v_scales"  # of a `Cache`
+
+
 def operands_of(inputs: AttentionInputs, descales: Descales) -> Operands | None:
     """Return what a kernel must multiply; None if there is none for such scales.
 
     E4M3: each factor is that of all, or of a sequence and key/value head. MXFP8: or those of blocks along the axis that
-    the product sums over.
+    the product sums over. NVFP4: of e2m1 numbers, whose scales `e2m1.check` has checked.
     """
+    if e2m1.has_e2m1(inputs.q):
+        return Operands.NVFP4
     if are_of_heads(inputs, descales):
         return Operands.E4M3
     if inputs.q.shape[-1] % MX_BLOCK:
@@ -41,6 +47,8 @@ def operands_of(inputs: AttentionInputs, descales: Descales) -> Operands | None:
 
 def ones(inputs: AttentionInputs, operands: Operands) -> Descales:
     """Return factors of 1 for which a kernel multiplies these operands."""
+    if operands is Operands.NVFP4:
+        return Descales(*e2m1.ones(*inputs[:3]))
     if operands is Operands.E4M3:
         return Descales()
     return Descales(*map(recipes.as_e8m0, _ones_of_blocks(inputs)))
@@ -60,12 +68,15 @@ def _scales_of_blocks(descales: Descales) -> list[Tensor | None]:
 
 def operand_factors(inputs: AttentionInputs, descales: Descales, operands: Operands) -> Cache:
     """Return the factors of the operands of a forward."""
+    if operands is Operands.NVFP4:
+        of_e2m1 = e2m1.ones(*inputs[:3]) if descales.q_descale is None else descales
+        return Cache(**dict(zip(_SCALES, (x.view(torch.uint8) for x in of_e2m1 if x is not None))))
     if operands is Operands.E4M3:
         return factors_of_heads(inputs, descales)
     of_blocks = _scales_of_blocks(descales)
     others = Descales(*(x if scales is None else None for x, scales in zip(descales, of_blocks)))
     scales = (one if given is None else given for given, one in zip(of_blocks, _ones_of_blocks(inputs)))
-    return factors_of_heads(inputs, others)._replace(**dict(zip(("q_scales", "k_scales", "v_scales"), scales)))
+    return factors_of_heads(inputs, others)._replace(**dict(zip(_SCALES, scales)))
 
 
 def _ones_of_blocks(inputs: AttentionInputs) -> Iterator[Tensor]:
@@ -89,6 +100,9 @@ def of_heads(inputs: AttentionInputs, descales: Descales) -> list[Tensor]:
 
 def dequantized(inputs: AttentionInputs, descales: Descales, dtype: torch.dtype) -> AttentionInputs:
     """Return the inputs with q, k and v as numbers of `dtype`."""
+    if e2m1.has_e2m1(inputs.q):
+        q, k, v = e2m1.dequantized(inputs[:3], descales, dtype)
+        return AttentionInputs(q, k, v, *inputs[3:])
     bounds = inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.cu_seqlens_k
     q, k, v = (recipes.dequantized(x, s, dtype, cu) for x, s, cu in zip(inputs[:3], descales, bounds))
     return AttentionInputs(q, k, v, *inputs[3:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..mods.frontend import blocks
 from ..mods.ir.record import Mods
+from ..runtime import nvfp4
 from ..runtime.sequences import sequences
 from ..runtime.spec import AttentionInputs, Flags
 from ..runtime.torch_internals import has_values
@@ -21,7 +22,7 @@ def backward(saved: object, inputs: AttentionInputs, flags: Flags, mods: Mods | 
 
 def _count(inputs: AttentionInputs, flags: Flags, mods: Mods | None, matmuls_qk: int, matmuls_v: int) -> int:
     """Count whole visited blocks; without blocks, the pairs within the window."""
-    q, v = inputs.q, inputs.v
+    q, columns, columns_v = inputs.q, nvfp4.columns_of(inputs.q), inputs.v.shape[-1]
     counts = [] if mods is None else mods.blocks[0:3:2]
     if mods is None or not counts or not all(map(has_values, counts)):
         pairs = q.shape[-2] * _pairs_in_window(inputs, flags)
@@ -29,7 +30,7 @@ def _count(inputs: AttentionInputs, flags: Flags, mods: Mods | None, matmuls_qk:
         pairs = _visited_in_sequences(inputs, mods) * mods.block_q * mods.block_k
     else:
         pairs = sum(int(x.expand(q.shape[0], q.shape[2], -1).sum()) for x in counts) * mods.block_q * mods.block_k
-    return 2 * pairs * (matmuls_qk * q.shape[-1] + matmuls_v * v.shape[-1])
+    return 2 * pairs * (matmuls_qk * columns + matmuls_v * columns_v)
 
 
 def _pairs_in_window(inputs: AttentionInputs, flags: Flags) -> int:

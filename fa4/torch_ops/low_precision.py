@@ -1,4 +1,4 @@
-"""Attention on e4m3 tensors, and training that rounds 16-bit tensors to e4m3: operators `fa4::forward_8bit`,
+"""Attention on e4m3 and e2m1 tensors, and training that rounds 16-bit tensors to e4m3: operators `fa4::forward_8bit`,
 `fa4::forward_8bit_with_mods`, `fa4::backward_8bit`, and the checks of such calls.
 
 Calls of these tensors go through torch's dispatcher; those of 16 bits have a shorter way, see `calls`.
@@ -32,7 +32,7 @@ from ..runtime.spec import (
     ds_dtype,
 )
 from ..runtime.torch_internals import autocast_anywhere, is_transformed
-from . import autograd, calls, checks, flops, ops, recipes, run
+from . import autograd, calls, checks, e2m1, flops, ops, recipes, run
 from .autocast import cast_all
 from .descales import Descales, are_of_heads, check_descales, dequantized, of_heads, operand_factors, operands_of
 from .run.allocate import shapes
@@ -297,24 +297,30 @@ def attend(
     precision: str | None,
     *descales: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of a call with 8-bit tensors, descales or a precision; the other arguments are those of
+    """Return (out, lse) of a call with 8- or 4-bit tensors, descales or a precision; the other arguments are those of
     `calls.attend`."""
     if functional.scaled_dot_product_attention is not torch_internals.scaled_dot_product_attention:
         calls.refuse_parts_of_sequences()
     if not torch.compiler.is_compiling() and is_transformed():
-        raise NotImplementedError("precision and 8-bit q, k and v do not work inside transforms of torch.func")
+        raise NotImplementedError("precision and 8- or 4-bit q, k and v do not work inside transforms of torch.func")
     q, k, v, *others = tensors
     if precision is not None and autocast_anywhere():
         q, k, v = cast_all(q, k, v)
     check_operands(q, k, v, precision, descales)
-    dtypes = _TRAINED if precision else (recipes.E4M3,)
-    inputs, mods, flags = calls.checked(packed, (q, k, v, *others), lengths, options, extras, dtypes)
-    if precision is None:
-        check_descales(inputs, descales)
-        sources, factors = Sources(), Descales(*descales)
+    if e2m1.has_e2m1(q):
+        e2m1.check(packed, (q, k, v), descales)
+        given = (*e2m1.stand_ins(q, k, v), *others)
+        inputs, mods, flags = calls.checked(packed, given, lengths, options, extras, (torch.bfloat16,))
+        inputs, sources, factors = AttentionInputs(q, k, v, *inputs[3:]), Sources(), Descales(*descales)
     else:
-        sources = Sources(*inputs[:3])
-        inputs, factors = rounded(inputs, precision)
+        dtypes = _TRAINED if precision else (recipes.E4M3,)
+        inputs, mods, flags = calls.checked(packed, (q, k, v, *others), lengths, options, extras, dtypes)
+        if precision is None:
+            check_descales(inputs, descales)
+            sources, factors = Sources(), Descales(*descales)
+        else:
+            sources = Sources(*inputs[:3])
+            inputs, factors = rounded(inputs, precision)
     flags = ops.with_scales(flags)
     # (A call on 8-bit tensors has a gradient of the sink alone.)
     products = Products(precision is not None and in_backward(precision) is not None)
@@ -361,9 +367,9 @@ def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tupl
                 raise TypeError(
                     f"{name} has dtype {x.dtype}, expected torch.float16 or torch.bfloat16 for precision {precision!r}"
                 )
-        elif nvfp4.DTYPE in (getattr(y, "dtype", None) for y in (q, k, v)):
-            where = "a cache of flash_attn_with_kvcache"
-            raise TypeError(f"{name} has dtype {x.dtype}, expected {recipes.E4M3}: numbers of 4 bits are for {where}")
+        elif e2m1.has_e2m1(q, k, v):
+            if not e2m1.has_e2m1(x):
+                raise TypeError(f"{name} has dtype {x.dtype}, expected {nvfp4.DTYPE}: q, k and v of 4 bits go together")
         elif x.dtype != recipes.E4M3:
             descale = next((of for of, y in zip(Descales._fields, descales) if y is not None), None)
             of_q = "" if descale is None else f" to go with {descale}"

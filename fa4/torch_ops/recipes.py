@@ -21,8 +21,9 @@ from ..runtime import nvfp4
 from ..runtime.spec import E8M0_ONE, MX_BLOCK
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
-# A call with one of these is a call of `low_precision`, which takes e4m3 alone and names the others.
 EIGHT_BIT = frozenset((E4M3, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz))
+# A call with one of these is a call of `low_precision`, which takes e4m3 and e2m1 alone and names the others.
+LOW = EIGHT_BIT | {nvfp4.DTYPE}
 RECIPES = ("tensor", "head", "block128", "mxfp8", "nvfp4")
 AXES = ("head_dim", "tokens")
 TOKENS_OF_BLOCK = 128
@@ -183,7 +184,7 @@ def quantized(
     if rotate:
         x = rotated(x)
     if recipe == "nvfp4":
-        return nvfp4.quantised(x)
+        return nvfp4.quantised(x) if axis == "head_dim" else nvfp4.quantised_along_tokens(x)
     magnitude = x.abs()
     magnitude = torch.where(magnitude.isnan(), torch.inf, magnitude)  # a maximum keeps inf on every device
     if recipe == "mxfp8":

@@ -113,7 +113,7 @@ X = torch.zeros(2, 4, 1, 32)
 DATA, SCALES = fa4.quantize(X, "nvfp4")
 WRONG = {
     "columns": (lambda: fa4.quantize(X[..., :24], "nvfp4"), ValueError, "x has head_dim 24, expected a multiple of 16"),
-    "axis": (lambda: fa4.quantize(X, "nvfp4", axis="tokens"), ValueError, "axis is 'tokens' with recipe 'nvfp4'"),
+    "axis": (lambda: fa4.quantize(X, "head", axis="tokens"), ValueError, "axis is 'tokens' with recipe 'head'"),
     "heads": (lambda: fa4.quantize(X, "nvfp4", heads=1), ValueError, "heads is given with recipe 'nvfp4'"),
     "type": (
         lambda: fa4.dequantize(DATA, None),
