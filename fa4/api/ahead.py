@@ -104,8 +104,7 @@ def _run_attention(problem: AheadProblem) -> None:
     inputs, flags = _inputs(problem)
     mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
     if problem.spec.operands is not None:
-        eight_bits = {name: getattr(inputs, name).to(torch.float8_e4m3fn) for name in "qkv"}
-        inputs, dtype = inputs._replace(**eight_bits), problem.spec.dtype
+        inputs, dtype = _in_low_precision(inputs, problem.spec.operands), problem.spec.dtype
         descales = ones(inputs, problem.spec.operands)
         if flags.needs_backward:
             out = torch.empty(*inputs.q.shape[:-1], problem.spec.head_dim_v, dtype=dtype)
@@ -121,6 +120,17 @@ def _run_attention(problem: AheadProblem) -> None:
     out, lse = ops.route(inputs, flags, mods).forward(inputs, mods)
     if flags.needs_backward:
         ops.backward(Saved(out, lse, out), inputs, mods, flags)
+
+
+def _in_low_precision(inputs: AttentionInputs, operands: Operands) -> AttentionInputs:
+    """Return the same call with q, k and v as operands of products."""
+    if operands is not Operands.NVFP4:
+        q, k, v = (x.to(torch.float8_e4m3fn) for x in inputs[:3])
+        return AttentionInputs(q, k, v, *inputs[3:])
+    q, k = (x[..., : x.shape[-1] // nvfp4.PER_BYTE] for x in (inputs.q, inputs.k))
+    v = inputs.v[:, : nvfp4.bytes_of(inputs.v.shape[1])]
+    q, k, v = (torch.empty(x.shape, dtype=nvfp4.DTYPE) for x in (q, k, v))
+    return AttentionInputs(q, k, v, *inputs[3:])
 
 
 def _with_cache(inputs: AttentionInputs, problem: AheadProblem) -> tuple[AttentionInputs, Cache]:

@@ -229,9 +229,9 @@ def support_table() -> str:
     limits: dict[str, str] = {}  # letter of each text
     for row in dispatch.BACKENDS:
         dtypes = ", ".join(name for name, dtype in DTYPES.items() if dtype in row.dtypes)
-        if Feature.OPERANDS_8BIT in row.features:
-            inputs = "mxfp8" if Feature.BLOCK_SCALES in row.features else "e4m3"
-            dtypes = f"{inputs}, out {dtypes}"
+        if row.multiplies_low:
+            of_8_bits = "mxfp8" if Feature.BLOCK_SCALES in row.features else "e4m3"
+            dtypes = f"{of_8_bits if Feature.OPERANDS_8BIT in row.features else 'nvfp4'}, out {dtypes}"
         own = [limit.text for limit in row.limits if limit.of & row.features]
         letters = [f"({limits.setdefault(text, string.ascii_lowercase[len(limits)])})" for text in own]
         lacks = (

@@ -43,7 +43,7 @@ class CacheTensors(NamedTuple):
     def fake(cfg: Variant) -> CacheTensors | None:
         """Return fake arguments for compilation."""
         spec = cfg.cache or CacheSpec()
-        if not (spec.has_tensors or cfg.has_factors):
+        if not (spec.has_tensors or cfg.has_factors or cfg.has_block_scales):
             return None
         table = jit.fake_tensor(Int32, 2, align=4) if spec.page_size is not None else None
         batch_idx, leftpad = (

@@ -17,8 +17,9 @@ class FragmentCoords(Constant):
     """A thread's fragment: rows at arbitrary coordinates, and `count` columns that all rows share.
 
     rows: coordinate of each fragment row. first: coordinate of column 0; the others follow at compile-time `offsets`,
-    `run` neighbours per `period`, a power of two. cols_are_keys: rows are query rows and columns are keys; else rows
-    are keys and columns are query rows.
+    `run` neighbours per `period`, a power of two. grouped: (columns, period), if these runs fill only a part of a
+    larger period, also a power of two. cols_are_keys: rows are query rows and columns are keys; else rows are keys and
+    columns are query rows.
     """
 
     rows: tuple[Int32, ...]
@@ -27,13 +28,23 @@ class FragmentCoords(Constant):
     cols_are_keys: bool = True
     run: int = 2
     period: int = 8
+    grouped: tuple[int, int] | None = None
 
     @property
     def offsets(self) -> list[int]:
-        return [i // self.run * self.period + i % self.run for i in range(self.count)]
+        columns, period = self.grouped or (max(self.count, 1), 0)
+        within = [i // self.run * self.period + i % self.run for i in range(columns)]
+        return [i // columns * period + within[i % columns] for i in range(self.count)]
 
     def below(self, limit: Int32) -> Int32:
         """Number of offsets less than `limit`. It is 0 or less if none is, and may exceed `count` if all are."""
+        if self.grouped is not None:
+            columns, period = self.grouped
+            groups = (limit >> (period.bit_length() - 1)) * columns
+            return groups + cutlass.min(self._below_in_runs(limit & (period - 1)), columns)
+        return self._below_in_runs(limit)
+
+    def _below_in_runs(self, limit: Int32) -> Int32:
         if self.run == self.period:
             return limit
         whole = (limit >> (self.period.bit_length() - 1)) * self.run

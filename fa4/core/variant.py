@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import cutlass
-from cutlass import Float8E4M3FN
+from cutlass import Float4E2M1FN, Float8E4M3FN
 
 from ..mods.ir.record import ModSpec
 from ..runtime import jit
@@ -102,8 +102,13 @@ class Variant(Constant):
 
     @property
     def has_block_scales(self) -> bool:
-        """Whether blocks of 32 numbers of q, k and v have scales."""
-        return self.operands is Operands.MXFP8
+        """Whether blocks of 32 or 16 numbers of q, k and v have scales."""
+        return self.operands in (Operands.MXFP8, Operands.NVFP4)
+
+    @property
+    def multiplies_e2m1(self) -> bool:
+        """Whether q, k and v have 4 bits, a scale for 16 numbers, and no other factors."""
+        return self.operands is Operands.NVFP4
 
     @property
     def is_nvfp4(self) -> bool:
@@ -113,12 +118,14 @@ class Variant(Constant):
     @property
     def has_factors(self) -> bool:
         """Whether scores and v have factors, for each sequence and head."""
-        return self.has_bytes and not self.is_nvfp4
+        return self.has_bytes and not self.is_nvfp4 and not self.multiplies_e2m1
 
     @property
     def operand_dtype(self) -> type[cutlass.Numeric]:
         """DSL type of q, and of k as the products read it."""
-        return self.dtype if self.operands is None else Float8E4M3FN
+        if self.operands is None:
+            return self.dtype
+        return Float4E2M1FN if self.multiplies_e2m1 else Float8E4M3FN
 
     @property
     def has_score_mod(self) -> bool:

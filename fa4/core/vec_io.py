@@ -44,6 +44,16 @@ def pack_word(values: list[Float32], dtype: type[cutlass.Numeric]) -> Int32:
     )
 
 
+def pack_e2m1(values: list[Float32]) -> Int32:
+    """Round eight floats to e2m1 and pack them, the first in the lowest bits."""
+    parts = "".join(f"cvt.rn.satfinite.e2m1x2.f32 b{i}, {{$r{2 * i + 1}}}, {{$r{2 * i}}};\n" for i in range(4))
+    return cute.arch.inline_ptx(
+        f"{{\n.reg .b8 b0, b1, b2, b3;\n{parts}mov.b32 {{$w0}}, {{b0, b1, b2, b3}};\n}}",
+        write_only_types=[Int32],
+        read_only_args=values,
+    )
+
+
 def pack_f16x2_as_e4m3(low: Int32, high: Int32) -> Int32:
     """Round two pairs of float16 numbers to e4m3 and pack them, the first in the lowest bits."""
     return cute.arch.inline_ptx(

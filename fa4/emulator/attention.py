@@ -28,8 +28,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """direction: "fwd" or "bwd". operands: e4m3 q, k and v; None for bfloat16. keys: of a sequence, if they are not as
-    many as its queries."""
+    """direction: "fwd" or "bwd". operands: e4m3 or e2m1 q, k and v; None for bfloat16. keys: of a sequence, if they are
+    not as many as its queries."""
 
     direction: str
     batch: int
@@ -95,6 +95,22 @@ def _of_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: boo
     return fa4.flash_attn_func(q, k, v, causal=causal, **descales._asdict())
 
 
+def _in_e2m1(q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Descales]:
+    """q, k and v in NVFP4."""
+    import fa4
+
+    q4, k4, v4 = (fa4.quantize(x, "nvfp4", axis=axis) for x, axis in ((q, "head_dim"), (k, "head_dim"), (v, "tokens")))
+    return (q4.data, k4.data, v4.data), Descales(q4.scales, k4.scales, v4.scales)
+
+
+def _of_e2m1(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+    """Our forward on tensors in NVFP4."""
+    import fa4
+
+    tensors, descales = _in_e2m1(q, k, v)
+    return fa4.flash_attn_func(*tensors, causal=causal, **descales._asdict())
+
+
 def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
     from flash_attn.cute.interface import flash_attn_func
 
@@ -155,8 +171,11 @@ def _forward_of_plan(problem: Problem, tiles: Any, backend: str = "auto") -> Att
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
         inputs, plan = _call(problem, tiles, backend, q, k, v)
-        operands = plan.spec.operands
-        factors = None if operands is None else operand_factors(inputs, Descales(), operands)
+        operands, descales = plan.spec.operands, Descales()
+        if operands is Operands.NVFP4:
+            (q, k, v), descales = _in_e2m1(q, k, v)
+            inputs = inputs._replace(q=q, k=k, v=v)
+        factors = None if operands is None else operand_factors(inputs, descales, operands)
         return run.forward(inputs, plan.spec, plan, cache=factors)[0]
 
     return attend
@@ -187,10 +206,13 @@ def recorded(
         attend = functools.partial(_fa4, precision="fp8" if problem.operands is Operands.E4M3 else "mxfp8")
     elif problem.operands is Operands.MXFP8 and package == "fa4":
         attend = _of_blocks
+    elif problem.operands is Operands.NVFP4 and package == "fa4" and tiles is None:
+        attend = _of_e2m1
     options = {"sms": sms, "checks": Checks(races=False, poison=False), **extra}
 
     def normal(seqlen: int, columns: int) -> Tensor:
-        dtype = torch.bfloat16 if problem.operands is None or is_backward else torch.float8_e4m3fn
+        is_8bit = problem.operands is not None and problem.operands.bits == 8 and not is_backward
+        dtype = torch.float8_e4m3fn if is_8bit else torch.bfloat16
         made = torch.randn(1, seqlen, shape.heads, columns, generator=generator).to(dtype)
         return (made.cuda() if extra else made).requires_grad_(is_backward)
 

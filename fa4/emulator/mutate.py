@@ -26,14 +26,15 @@ from fa4.oracle import cases
 LATENT = 576, 512
 E4M3 = torch.float8_e4m3fn
 E8M0 = torch.float8_e8m0fnu  # as the dtype of a case: e4m3 with scales of blocks
+E2M1 = torch.float4_e2m1fn_x2  # likewise: NVFP4
 
 
-def _of_blocks(tensors: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    """q, k and v in e4m3 with scales of blocks, as arguments of a call."""
+def _of_blocks(tensors: tuple[torch.Tensor, ...], recipe: str) -> dict[str, torch.Tensor]:
+    """q, k and v with scales of blocks, as arguments of a call."""
     arguments = dict[str, torch.Tensor]()
     for name, x in zip("qkv", tensors):
         axis = "tokens" if name == "v" else "head_dim"
-        arguments[name], arguments[f"{name}_descale"] = fa4.quantize(x, "mxfp8", axis=axis)
+        arguments[name], arguments[f"{name}_descale"] = fa4.quantize(x, recipe, axis=axis)
     return arguments
 
 
@@ -41,10 +42,11 @@ def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path)
     from fa4.emulator import emulate
 
     is_8bit = case.dtype in (E4M3, E8M0)
-    problem = cases.make(dataclasses.replace(case, dtype=torch.bfloat16) if is_8bit else case, seed=0)
-    eight_bits = {name: x.to(E4M3) for name, x in zip("qkv", problem.inputs[:3])} if is_8bit else {}
-    if case.dtype == E8M0:
-        eight_bits = _of_blocks(problem.inputs[:3])
+    is_low = is_8bit or case.dtype == E2M1
+    problem = cases.make(dataclasses.replace(case, dtype=torch.bfloat16) if is_low else case, seed=0)
+    operands = {name: x.to(E4M3) for name, x in zip("qkv", problem.inputs[:3])} if is_8bit else {}
+    if case.dtype in (E8M0, E2M1):
+        operands = _of_blocks(problem.inputs[:3], "mxfp8" if case.dtype == E8M0 else "nvfp4")
     with emulate(chip, sms=sms) as gpu:
         if (case.head_dim, case.head_dim_v) == LATENT:
             q, k = problem.inputs.q, problem.inputs.k
@@ -56,7 +58,7 @@ def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path)
             fa4.flash_attn_with_kvcache(q, k, k[..., : case.head_dim_v], **options)
         elif direction == "fwd":
             Recorder(gpu, folder, case.name)
-            problem.call(**eight_bits)
+            problem.call(**operands)
         else:
             leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
             precision = {E4M3: "fp8", E8M0: "mxfp8"}.get(case.dtype)
@@ -69,8 +71,9 @@ def cases_of(
     direction: str, lengths: tuple[tuple[int, int], ...], named: tuple[str, ...], **flags: Any
 ) -> list[cases.Case]:
     """The shapes that the options say. flags: of a case; heads_kv may be None, as many as heads_q, and window_size;
-    latent: of a cache of latents. e4m3: of such tensors. mxfp8: of such with scales of blocks."""
-    for name, dtype in (("e4m3", E4M3), ("mxfp8", E8M0)):
+    latent: of a cache of latents. e4m3: of such tensors. mxfp8: of such with scales of blocks. nvfp4: of such of 4
+    bits."""
+    for name, dtype in (("e4m3", E4M3), ("mxfp8", E8M0), ("nvfp4", E2M1)):
         if flags.pop(name, False):
             flags["dtype"] = dtype
     if flags.pop("latent", False):
@@ -109,6 +112,7 @@ class _Lengths(click.ParamType):
 @click.option("--latent", is_flag=True, help="A cache of latents: v is the memory of k's first columns.")
 @click.option("--e4m3", is_flag=True, help="Products of e4m3; with --latent, a cache of e4m3.")
 @click.option("--mxfp8", is_flag=True, help="Products of e4m3 with scales of blocks.")
+@click.option("--nvfp4", is_flag=True, help="Products of e2m1 with scales of blocks; forwards.")
 @click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
 @click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
 @click.option("--deterministic", is_flag=True)

@@ -74,7 +74,9 @@ class ForwardDirection(Generic[Config]):
         self._has_8bit_q, self._has_bytes = cfg.operands is not None, cfg.has_bytes
         self._has_block_scales = cfg.has_block_scales
         self._is_nvfp4 = cfg.is_nvfp4
-        self._has_cache_tensors = cfg.has_factors or (cfg.cache is not None and cfg.cache.has_tensors)
+        self._has_cache_tensors = (
+            cfg.has_factors or cfg.has_block_scales or (cfg.cache is not None and cfg.cache.has_tensors)
+        )
         self._varlen, self._fixed_sizes = cfg.varlen, tuple(sizes[2:])
         self._fixed_arguments = jit.fixed(scalars), jit.fixed(sizes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -67,6 +68,8 @@ class ForwardOptions(variant.Variant):
 Config = TypeVar("Config", bound=ForwardOptions)
 
 RESCALE_THRESHOLD_8BIT = 8.75  # of P in e4m3, see `ForwardVariant.largest_p`
+LARGEST_P_4BIT = math.log2(448 * 6)  # of P in e2m1 with scales of e4m3: the largest numbers of both
+RESCALE_THRESHOLD_4BIT = LARGEST_P_4BIT + 2**-10  # at each growth, apart from roundings of float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +161,16 @@ class ForwardVariant(ForwardOptions):
         return Float16
 
     @property
-    def largest_p(self) -> int:
+    def largest_p(self) -> float:
         """Logarithm to base 2 of a row's largest P, when O was rescaled last. The largest number of e4m3 is 448, so P
         in e4m3 may grow to 2^8.75 before the next time. A P of at most 2^-10 is rounded to 0. With more, fewer weights
         become 0; with less, O is rescaled more seldom."""
         return 0
+
+    @property
+    def rounds_largest_p(self) -> bool:
+        """Whether the largest P of a row may be rounded."""
+        return True
 
     @property
     def seq_bounded_k(self) -> bool:

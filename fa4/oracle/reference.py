@@ -32,10 +32,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ..runtime import nvfp4
 from ..runtime.sequences import Sequence as BatchSequence
 from ..runtime.sequences import sequences
-from ..runtime.spec import LINE_SHIFT, P_EXPONENT, AttentionInputs, AttentionSpec, Gradients, compute_dtype, ds_dtype
+from ..runtime.spec import (
+    LINE_SHIFT,
+    P_EXPONENT,
+    AttentionInputs,
+    AttentionSpec,
+    Gradients,
+    Operands,
+    compute_dtype,
+    ds_dtype,
+)
 
 
 def mask(spec: AttentionSpec, seqlen_q: int, seqlen_k: int, device: torch.device | None = None) -> Tensor:
@@ -83,8 +94,9 @@ def _indices(shape: Sequence[int], index: int, device: torch.device) -> tuple[Te
 
 @dataclass(frozen=True, slots=True)
 class _Arithmetic:
-    """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded). operand e4m3: q, k and
-    v are such numbers times factors, so only P is rounded, times a power of two. sequential: a product
+    """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded). operand e4m3 or e2m1:
+    q, k and v are such numbers times factors, so only P is rounded, times a power of two, or in e2m1 with a scale for
+    each 16 keys. sequential: a product
     of operands that are not rounded adds its terms one after the other, as a BLAS does for some shapes. Other shapes
     have partial sums, which err less. key_order: seed of `_max_so_far`. sum_bits: significand of a tensor core's
     sums. largest_p: see `fwd.variant.ForwardVariant`. line: (groups of every 16 of P in e4m3 whose exp2 is a
@@ -102,8 +114,16 @@ class _Arithmetic:
     def is_8bit(self) -> bool:
         return self.operand == torch.float8_e4m3fn
 
+    @property
+    def is_4bit(self) -> bool:
+        return self.operand is nvfp4.DTYPE
+
+    @property
+    def rounds_p_alone(self) -> bool:
+        return self.is_8bit or self.is_4bit
+
     def round(self, x: Tensor) -> Tensor:
-        return x if self.operand is None or self.is_8bit else x.to(self.operand).to(self.dtype)
+        return x if self.operand is None or self.rounds_p_alone else x.to(self.operand).to(self.dtype)
 
     def on_line(self, p: Tensor) -> Tensor:
         """Put a share of P on the line."""
@@ -120,6 +140,9 @@ class _Arithmetic:
 
     def round_weights(self, p: Tensor) -> Tensor:
         """Round P, relative to its offset."""
+        if self.is_4bit:
+            blocks = functional.pad(p * _LARGEST_4BIT_P, (0, -p.shape[-1] % nvfp4.COLUMNS))
+            return nvfp4.values(*nvfp4.quantised(blocks), self.dtype)[..., : p.shape[-1]] / _LARGEST_4BIT_P
         if not self.is_8bit:
             return self.round(p)
         return (p * 2**self.largest_p).to(self.operand).to(self.dtype) / 2**self.largest_p
@@ -141,7 +164,7 @@ class _Arithmetic:
             return self._sums(a, b)
         a, b = self.round(a).double(), self.round(b).double()
         total = a.new_zeros(*a.shape[:-1], b.shape[-1])
-        count = 2 * _MMA_K if self.is_8bit else _MMA_K
+        count = 4 * _MMA_K if self.is_4bit else 2 * _MMA_K if self.is_8bit else _MMA_K
         for part_a, part_b in zip(a.split(count, -1), b.split(count, -2)):
             if self.sum_bits == _FLOAT32_BITS:
                 total.baddbmm_(part_a, part_b)
@@ -153,6 +176,7 @@ class _Arithmetic:
 
 _LN2 = log(2.0)
 _LARGEST_LOG2_P = 8.75  # of P in e4m3, see `fwd.variant.RESCALE_THRESHOLD_8BIT`
+_LARGEST_4BIT_P = nvfp4.LARGEST * nvfp4.LARGEST_SCALE
 _FLOAT32_BITS, _LEAST_EXPONENT = 24, -500
 _MMA_K = 16  # products that one MMA instruction on 16-bit operands adds at once
 HOPPER_8BIT = {"sum_bits": 14, "largest_p": 7}
@@ -191,7 +215,9 @@ def _cut(x: Tensor, bits: int) -> None:
 def _arithmetic(spec: AttentionSpec, precise: bool, **options: Any) -> _Arithmetic:
     if precise or spec.dtype == torch.float64:
         return _Arithmetic(torch.float64, None)
-    operand = spec.dtype if spec.operands is None else torch.float8_e4m3fn
+    operand = spec.dtype
+    if spec.operands is not None:
+        operand = nvfp4.DTYPE if spec.operands is Operands.NVFP4 else torch.float8_e4m3fn
     return _Arithmetic(torch.float32, None if operand == torch.float32 else operand, **options)
 
 
@@ -243,6 +269,10 @@ def _weights(math: _Arithmetic, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     max_so_far = row_max if math.key_order is None else _max_so_far(s, math.key_order)
     if math.is_8bit and math.key_order is not None:
         max_so_far = max_so_far - _lag(row_max, math)
+    if math.is_4bit and math.key_order is not None:  # keys with the same scale have the same offset
+        padded = functional.pad(max_so_far, (0, -s.shape[2] % nvfp4.COLUMNS), value=-torch.inf)
+        of_blocks = padded.unflatten(2, (-1, nvfp4.COLUMNS)).amax(3)
+        max_so_far = of_blocks.repeat_interleave(nvfp4.COLUMNS, 2)[..., : s.shape[2]]
     return math.on_line(_exp(s, max_so_far)), row_max, max_so_far
 
 

@@ -2,7 +2,8 @@
 
 A tile of rows x columns is a sequence of panels. A panel holds 128 bytes of every row (64 columns of 16 bits), 128-byte
 swizzled. One TMA box fills one panel. The matrix unit reads a tile K-major (reduction over columns: Q, K) or MN-major
-(reduction over rows: V), so all operands and the output share this format.
+(reduction over rows: V), so all operands and the output share this format. Operands of mma.sync may have rows of 64 or
+32 bytes, with the swizzle of that name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Tile(Constant):
 
     slots: tile rows per row of a tensor whose rows are (head, row) pairs; TMA fills slots without a head with zeros. 1
     if there are as many slots as heads, or no such pairs. pieces: equal parts of the rows, each loaded by its own copy
-    from its own global address.
+    from its own global address. row_bytes: of a panel, 128, 64 or 32.
     """
 
     rows: int
@@ -34,6 +35,7 @@ class Tile(Constant):
     bits: int = 16  # per element
     slots: int = 1
     pieces: int = 1
+    row_bytes: int = PANEL_ROW_BYTES
 
     @property
     def piece_rows(self) -> int:
@@ -41,7 +43,7 @@ class Tile(Constant):
 
     @property
     def panel_columns(self) -> int:
-        return 8 * PANEL_ROW_BYTES // self.bits
+        return 8 * self.row_bytes // self.bits
 
     @property
     def panels(self) -> int:
@@ -49,7 +51,7 @@ class Tile(Constant):
 
     @property
     def panel_bytes(self) -> int:
-        return self.rows * PANEL_ROW_BYTES
+        return self.rows * self.row_bytes
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +60,15 @@ class Tile(Constant):
     def panel_layout(self) -> cute.ComposedLayout:
         """(rows, panel_columns) -> element offset within one panel, as TMA atoms need it."""
         outer = cute.make_layout((self.rows, self.panel_columns), stride=(self.panel_columns, 1))
-        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
+        return cute.make_composed_layout(self.swizzle(), 0, outer)
+
+    def swizzle(self) -> cute.Swizzle:
+        """Permutation of the 16-byte chunks of a row, see `swizzled`."""
+        return cute.make_swizzle((self.row_bytes // 16).bit_length() - 1, 4, 3)
+
+    def swizzled(self, row: Int32) -> Int32:
+        """Number that is combined with a chunk's index within a row by exclusive or."""
+        return row * self.row_bytes // PANEL_ROW_BYTES % (self.row_bytes // 16)
 
 
 @dataclass(frozen=True, slots=True)

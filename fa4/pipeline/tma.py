@@ -58,7 +58,7 @@ class TmaTile(Constant):
 
     @staticmethod
     def _make(op, tensor: cute.Tensor, tile: Tile, multicast: int = 1) -> TmaTile:
-        box = Tile(tile.piece_rows // multicast, tile.columns, tile.bits)
+        box = Tile(tile.piece_rows // multicast, tile.columns, tile.bits, row_bytes=tile.row_bytes)
         shape = (_by_head(box.rows, tile.slots), tile.panel_columns)
         atom, coordinates = cpasync.make_tiled_tma_atom(op, tensor, box.panel_layout(), shape)
         return TmaTile(atom, coordinates, tile, multicast)
@@ -90,7 +90,7 @@ def _partition(
     if tma.multicast > 1 or tma.tile.pieces > 1:
         pointer = pointer + rank * (rows * columns)
     layout = cute.make_layout((rows, columns, panels), stride=(columns, 1, tma.tile.rows * columns))
-    shared = cute.make_tensor(cute.recast_ptr(pointer, cute.make_swizzle(3, 4, 3)), layout)
+    shared = cute.make_tensor(cute.recast_ptr(pointer, tma.tile.swizzle()), layout)
     coord = row_tile if tma.tile.slots == 1 else (0, row_tile)
     glob = cute.local_tile(matrix, (_by_head(rows, tma.tile.slots), columns), (coord, None))
     return cpasync.tma_partition(

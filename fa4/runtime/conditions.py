@@ -37,6 +37,7 @@ FP8 = Condition("8-bit keys", lambda case: case.spec.cache is not None and case.
 NVFP4 = Condition("4-bit keys", lambda case: case.spec.cache is not None and case.spec.cache.is_nvfp4)
 E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None, "products of 16 bits")
 MXFP8 = Condition("scales of blocks", lambda case: case.spec.operands is Operands.MXFP8)
+E2M1 = Condition("products of e2m1", lambda case: case.spec.operands is Operands.NVFP4, "products of other numbers")
 SHARED = Condition("other kernels on the chip", lambda case: case.chip.shared)
 SCATTERED = Condition("scattered rows", lambda case: case.spec.cache is not None and case.spec.cache.is_scattered)
 

@@ -86,6 +86,11 @@ class Backend:
     least_queries: int = 1  # with fewer, 8-bit q, k and v are dequantised
     most_keys: int | None = None  # with more, too
 
+    @property
+    def multiplies_low(self) -> bool:
+        """Whether the row is of products of 8- or 4-bit numbers."""
+        return bool(self.features & {Feature.OPERANDS_8BIT, Feature.OPERANDS_4BIT})
+
     def refusals(self, spec: AttentionSpec, chip: Chip) -> list[str]:
         """Return every reason why this backend cannot serve the problem on `chip`; empty if it can."""
         reasons = []
@@ -240,6 +245,12 @@ _SM120_MXFP8 = replace(
     features=_SM120_FP8.features | {Feature.BLOCK_SCALES},
     limits=(*_SM120_FP8.limits, limits.block_scale_limits),
 )
+_SM120_NVFP4 = replace(
+    _SM120_FP8,
+    summary="the same, products of e2m1 with scales of blocks of 16 numbers",
+    features=_SM120_FP8.features - {Feature.OPERANDS_8BIT, Feature.VARLEN} | {Feature.OPERANDS_4BIT},
+    limits=(*_SM120_FP8.limits, limits.e2m1_limits),
+)
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
@@ -260,6 +271,7 @@ BACKENDS: tuple[Backend, ...] = (
     _SM100_MXFP8,
     _SM120_FP8,
     _SM120_MXFP8,
+    _SM120_NVFP4,
     _SM80,
     Backend(
         name="torch",
@@ -325,11 +337,11 @@ def for_16_bits(backend: str) -> str:
     """Return the backend of the part of a call on 8-bit numbers that is computed on 16-bit ones: "auto" in place of one
     whose kernels have products of 8 bits alone."""
     rows = [row for row in BACKENDS if row.name == backend]
-    return "auto" if rows and all(Feature.OPERANDS_8BIT in row.features for row in rows) else backend
+    return "auto" if rows and all(row.multiplies_low for row in rows) else backend
 
 
 def takes_8bit_operands(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> bool:
-    """Return whether a kernel multiplies the 8-bit numbers of a spec with `Feature.OPERANDS_8BIT`, and it pays."""
+    """Return whether a kernel multiplies the 8- or 4-bit numbers of a spec with `operands`, and it pays."""
     queries, keys = extent.max_seqlen_q, extent.max_seqlen_k
     if keys == 0 or spec.softmax_scale < 0:
         return False
@@ -359,8 +371,8 @@ def _judge(spec: AttentionSpec, chip: Chip, backend: str) -> tuple[Backend | Non
     for row in BACKENDS:
         if not row.on(chip) and any(name == row.name for name, _ in refused):
             continue  # a further row of another chip's backend gives no further reason
-        if backend == "auto" and spec.operands is None and Feature.OPERANDS_8BIT in row.features:
-            continue  # nor does a row of 8-bit products for a call on 16-bit numbers
+        if backend == "auto" and spec.operands is None and row.multiplies_low:
+            continue  # nor does a row of such products for a call on 16-bit numbers
         reasons = row.refusals(spec, chip)
         if backend not in ("auto", row.name):
             reasons.insert(0, f"backend={backend!r} was asked for")

@@ -66,10 +66,16 @@ def captured_limits(spec: AttentionSpec) -> Iterator[str]:
             yield "lacks gradients of captured tensors that are chosen by packed sequences"
 
 
-@_limit("products of 16-bit numbers", Feature.OPERANDS_8BIT)
+@_limit("products of 16-bit numbers", Feature.OPERANDS_8BIT, Feature.OPERANDS_4BIT)
 def only_8bit_limits(spec: AttentionSpec) -> Iterator[str]:
     if spec.operands is None:
         yield "lacks products of 16-bit numbers, also of 8-bit ones that are dequantised (fa4.explain says why)"
+
+
+@_limit("e2m1 q and k of a head_dim that is no multiple of 32", Feature.OPERANDS_4BIT)
+def e2m1_limits(spec: AttentionSpec) -> Iterator[str]:
+    if spec.operands is Operands.NVFP4 and spec.head_dim % 32:  # 16 bytes
+        yield f"lacks e2m1 q and k of head_dim {spec.head_dim} (has multiples of 32)"
 
 
 @_limit("scales of blocks of 32 columns of a head_dim that is no multiple of 32", Feature.BLOCK_SCALES)

@@ -91,4 +91,6 @@ def quantised_along_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     tokens = x.shape[1]
     columns = functional.pad(x.transpose(1, -1), (0, -tokens % COLUMNS))
     codes, scales = (y.transpose(1, -1) for y in quantised(columns))
-    return codes[:, : bytes_of(tokens)].contiguous(), scales.contiguous()
+    # (contiguous() would keep the strides of an empty tensor)
+    codes, scales = (y.clone(memory_format=torch.contiguous_format) for y in (codes[:, : bytes_of(tokens)], scales))
+    return codes, scales

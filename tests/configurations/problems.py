@@ -192,7 +192,7 @@ def options(backward: bool) -> Iterator[Problem]:
 
 
 def eight_bits() -> Iterator[Problem]:
-    """Of e4m3 q, k and v: forwards, and what a backward of them takes."""
+    """Of e4m3 and e2m1 q, k and v: forwards, and what a backward of e4m3 ones takes."""
     dims, lengths, sides = ((32, 32), (64, 64), (96, 128), (128, 128)), (300, 1 << 14), (False, True)
     for dim, heads, window, length, options_of in itertools.product(
         dims, ((4, 4), (6, 2)), WINDOWS, lengths, itertools.product(sides, sides, (0.0, 5.0))
@@ -209,6 +209,8 @@ def eight_bits() -> Iterator[Problem]:
             yield replace(problem, spec=replace(spec, operands=Operands.E4M3))
             if spec.head_dim % MX_BLOCK == 0:
                 yield replace(problem, spec=replace(spec, operands=Operands.MXFP8))
+                if not spec.varlen:
+                    yield replace(problem, spec=replace(spec, operands=Operands.NVFP4))
 
 
 @functools.cache

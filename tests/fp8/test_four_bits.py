@@ -46,6 +46,7 @@ def test_tokens_of_a_column_are_quantised_as_columns_of_a_row(tokens, seed):
 def test_no_tokens():
     four = fa4.quantize(torch.zeros(2, 0, 3, 32), "nvfp4", axis="tokens")
     assert four.data.shape == four.scales.shape == (2, 0, 3, 32)
+    assert four.data.stride() == four.scales.stride() == (96, 96, 32, 1)
     assert fa4.dequantize(*four).shape == (2, 0, 3, 32)
 
 

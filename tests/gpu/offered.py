@@ -20,7 +20,7 @@ needs_gpu = [
 def offered() -> tuple[str, ...]:
     """Names of the backends with kernels of their own for 16-bit tensors that run on the chip here; all such where
     there is none, so that what would run can be seen."""
-    rows = [row for row in dispatch.BACKENDS if row.requires and Feature.OPERANDS_8BIT not in row.features]
+    rows = [row for row in dispatch.BACKENDS if row.requires and not row.multiplies_low]
     if torch.cuda.is_available():
         chip = chip_of(torch.device("cuda"))
         rows = [row for row in rows if row.on(chip) and chip.compiles]

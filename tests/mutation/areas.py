@@ -134,11 +134,14 @@ _SM100_BACKWARD = (
 _SM120_FORWARD = (
     "tests/sm120/test_fp8.py -k 'fits_the_chip or row_of_a_problem or refused or shared_chip or takes'",
     "tests/sm120/test_mxfp8.py -k 'fits_the_chip or what_it_takes'",
+    "tests/sm120/test_nvfp4.py -k 'fits_the_chip or what_it_takes or order_of_the_products or p_is_rounded'",
     *_cases("tests/sm120/test_fp8.py::test_case_is_right", "causal", "widths", "packed_causal", "group_of_three"),
     *_cases("tests/sm120/test_fp8.py::test_parts_are_joined", "packed", "many_rows"),
     "tests/sm120/test_fp8.py::test_rows_of_the_table",
     "tests/sm120/test_fp8.py::test_blocks_that_lists_name",
     "tests/sm120/test_mxfp8.py -k 'packed_used or group_of_three or columns_of_v or few_queries or strides'",
+    *_cases("tests/sm120/test_nvfp4.py::test_case_is_right", "window", "few_keys_used", "few_queries", "columns_of_v"),
+    "tests/sm120/test_nvfp4.py -k 'rows_of_the_table or unused_keys or strides or lists'",
 )
 _SM90_BACKWARD = (
     "tests/sm90/test_backward.py -k 'tables or softcap_leaves or place or refused'",

@@ -65,15 +65,15 @@ def load_v(context: Any, work: Work, block: Int32, cursor: Cursor):
     load_block(context, "v", work, block, cursor)
 
 
-def load_block(context: Any, name: str, work: Work, block: Int32, cursor: Cursor):
-    """Load a block of K ("k") or V ("v")."""
+def load_block(context: Any, name: str, work: Work, block: Int32, cursor: Cursor, beside: int = 0):
+    """Load a block of K ("k") or V ("v"). beside: bytes that the caller then loads with the same barrier."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
     region = f"{name.upper()} bytes" if cfg.converts_kv else name.upper()
     dtype = cfg.dtype if tma.tile.bits == cfg.dtype.width else Uint8
     ptr = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
     cursor.wait()
-    cursor.expect_tx(tma.tile.nbytes)
+    cursor.expect_tx(tma.tile.nbytes + beside)
     for i, (x, tile) in enumerate(pieces):
         if cfg.ctas > 1:  # a pair has no pieces
             i = context.args.order.rank

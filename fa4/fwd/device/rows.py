@@ -68,7 +68,9 @@ def normalise(
     numerator = Float32(1.0)
     # Without a visible key `largest_p` is not a number, although a sink makes `row_sum` positive below.
     in_sum = largest_p if const_expr(counted is None) else counted
-    rounding_correction = rounded(in_sum, cfg.v_dtype) - largest_p if row_sum != 0.0 else Float32(0.0)
+    rounding_correction = Float32(0.0)
+    if const_expr(cfg.rounds_largest_p):
+        rounding_correction = rounded(in_sum, cfg.v_dtype) - largest_p if row_sum != 0.0 else Float32(0.0)
     if const_expr(counted is not None):
         row_sum = row_sum + (largest_p - counted) if row_sum != 0.0 else row_sum
     if const_expr(cfg.has_sink):

@@ -25,7 +25,7 @@ class Scales(NamedTuple):
     def of(context: ForwardContext, work: Work) -> Scales:
         cfg, args = context.cfg, context.args
         log2, over_cap = args.scale_log2, args.scale_over_cap
-        if not cfg.has_bytes:
+        if not cfg.has_bytes or cfg.multiplies_e2m1:
             return Scales(log2, over_cap, None)
         k_descale, v_descale = (factor(context, work, name) for name in ("k_descale", "v_descale"))
         if cfg.has_softcap or cfg.has_score_mod:

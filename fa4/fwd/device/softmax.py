@@ -86,7 +86,7 @@ class Softmax(Constant):
         mask_mod need before S is complete."""
         cfg = self.context.cfg
         first_key = block * cfg.tile_n + first
-        coords = FragmentCoords(self.rows, first_key + first_column(), cute.size(s) // ROWS_PER_THREAD)
+        coords = self.coords(first_key, cute.size(s) // ROWS_PER_THREAD)
         score = None if self.score_mod is None else self.score_mod.at(coords, self.scales.over_cap)
         mask = None if self.mask_mod is None else self.mask_mod.at(coords)
         for values in (score, mask):
@@ -163,12 +163,21 @@ class Softmax(Constant):
             for row, indices in zip(rows, row_indices):
                 for i, x in zip(indices, row):
                     s[i] = x
-            mask_end(s, first_key, self.stop, cfg.tile_n)  # keys may end in a block that a list marks as unmasked
+            mask_end(self, s, first_key)  # keys may end in a block that a list marks as unmasked
             return [[s[i] for i in row] for row in row_indices]
         if not is_masked:
             return rows
-        firsts = [columns_below(self.first[r] - first_key) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
-        return [apply_mask(x, firsts[r], columns_below(self.stop[r] - first_key)) for r, x in enumerate(rows)]
+        below = self.columns_below
+        firsts = [below(self.first[r] - first_key) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
+        return [apply_mask(x, firsts[r], below(self.stop[r] - first_key)) for r, x in enumerate(rows)]
+
+    def coords(self, first_key: Int32, count: int) -> FragmentCoords:
+        """Coordinates of this thread's `count` scores of each row of the keys from `first_key` on."""
+        return FragmentCoords(self.rows, first_key + first_column(), count)
+
+    def columns_below(self, limit: Int32) -> Int32:
+        """How many of a row's scores of this thread are of the first `limit` keys; 0 if `limit` is negative."""
+        return columns_below(limit)
 
     def finish(self, work: Work, first_row: Int32, writes_lse: bool | Boolean = True) -> list[Float32]:
         """Write each row's log-sum-exp, unless others do. Returns the factors that normalise O; 0 for a row without
@@ -202,12 +211,13 @@ class Softmax(Constant):
 
 
 @cute.jit
-def mask_end(s: cute.Tensor, first_key: Int32, stop: cute.Tensor, tile_n: cutlass.Constexpr[int]):
+def mask_end(softmax: Softmax, s: cute.Tensor, first_key: Int32):
     """Set scores of the key block at `first_key` to -inf for keys >= `stop`, which is the same for all rows."""
-    if stop[0] - first_key < tile_n:
+    left = softmax.stop[0] - first_key
+    if left < softmax.context.cfg.tile_n:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             indices = row_registers(2 * cute.size(s), r)
-            for i, x in zip(indices, apply_mask([s[i] for i in indices], None, columns_below(stop[0] - first_key))):
+            for i, x in zip(indices, apply_mask([s[i] for i in indices], None, softmax.columns_below(left))):
                 s[i] = x
 
 

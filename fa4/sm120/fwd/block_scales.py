@@ -45,14 +45,17 @@ class UnitScales(Constant):
 
     def load_v(self, work: Work, block: Int32) -> None: ...
 
-    def pack_k(self) -> None: ...
+    def ready_k(self, stage: Int32) -> None: ...
 
-    def pack_v(self) -> None: ...
+    def ready_v(self, stage: Int32) -> None: ...
 
     def of_q(self, step: int) -> Scale:
         return ONES
 
     def of_k(self, step: int, n: int) -> Scale:
+        return ONES
+
+    def of_p(self, step: int) -> Scale:
         return ONES
 
     def of_v(self, step: int, n: int) -> Scale:
@@ -91,31 +94,51 @@ class ScaleWords(Constant):
         return self.packed[i]
 
 
-class BlockScales(UnitScales):
-    """Scales of blocks of a thread: of its row of Q, and of K and V of a key block."""
+class LoadedScales(UnitScales):
+    """Scales that a thread loads from global memory."""
 
     def __init__(self, context: Sm120ForwardContext) -> None:
         self.cfg = context.cfg
         self.tensors: Any = context.args.cache
-        of_row = -(-self.cfg.head_dim // MX_BLOCK)
-        self.q, self.k = ScaleWords(1, of_row), ScaleWords(self.cfg.scale_words, of_row)
-        self.v = ScaleWords(self.cfg.scale_words, SCALES_OF_WORD, is_whole=False)
         lane = cute.arch.lane_idx()
         self.quad, self.lane = lane // LANES_PER_ROW, lane % LANES_PER_ROW
 
-    def load_q(self, work: Work, first_row: Int32) -> None:
-        """first_row: of this warp, as a row of the sequence."""
+    def row_of_q(self, scales: cute.Tensor, work: Work, first_row: Int32) -> cute.Pointer:
+        """Where the scales of the row of Q are that this lane passes. first_row: of this warp, as a row of the
+        sequence."""
         cfg = self.cfg
         row = first_row + self.quad + self.lane % 2 * ROWS_OF_MATRIX
         head = cutlass.min(head_of(cfg, row), cfg.packed_heads - 1) if cfg.packed_heads > 1 else 0
-        pos = self._position(work, work.q, work.query_rows, work.head * cfg.packed_heads + head)
-        self.q.load(0, self._of_row(self.tensors.q_scales, pos, query_of(cfg, row)))
+        pos = self.position(work, work.q, work.query_rows, work.head * cfg.packed_heads + head)
+        return self.of_row(scales, pos, query_of(cfg, row))
+
+    def position(self, work: Work, counted: Rows, stored: Rows, head: Int32) -> Position:
+        first = stored.first if self.cfg.varlen else Int32(0)
+        return Position(Int32(0) if self.cfg.varlen else work.batch, first, first + counted.count - 1, head)
+
+    def of_row(self, scales: cute.Tensor, pos: Position, row: Int32) -> cute.Pointer:
+        """Where the scales of a row of Q or K are; of the nearest row, if that does not exist."""
+        entry = cutlass.max(cutlass.min(pos.first + row, pos.last), pos.first)
+        return scales.iterator + cute.crd2idx((pos.batch, entry, pos.head, 0), scales.layout)
+
+
+class BlockScales(LoadedScales):
+    """Scales of blocks of a thread: of its row of Q, and of K and V of a key block."""
+
+    def __init__(self, context: Sm120ForwardContext) -> None:
+        super().__init__(context)
+        of_row = -(-self.cfg.head_dim // MX_BLOCK)
+        self.q, self.k = ScaleWords(1, of_row), ScaleWords(self.cfg.scale_words, of_row)
+        self.v = ScaleWords(self.cfg.scale_words, SCALES_OF_WORD, is_whole=False)
+
+    def load_q(self, work: Work, first_row: Int32) -> None:
+        self.q.load(0, self.row_of_q(self.tensors.q_scales, work, first_row))
 
     def load_k(self, work: Work, block: Int32) -> None:
-        pos = self._position(work, work.k, work.keys.rows, work.head_kv)
+        pos = self.position(work, work.k, work.keys.rows, work.head_kv)
         for i in range(self.cfg.scale_words):
             key = block * self.cfg.tile_n + i * MX_BLOCK + self.lane * ROWS_OF_MATRIX + self.quad
-            self.k.load(i, self._of_row(self.tensors.k_scales, pos, key))
+            self.k.load(i, self.of_row(self.tensors.k_scales, pos, key))
 
     def load_v(self, work: Work, block: Int32) -> None:
         cfg, scales, rows = self.cfg, self.tensors.v_scales, work.keys.rows
@@ -132,13 +155,13 @@ class BlockScales(UnitScales):
                 ptrs.append(scales.iterator + cute.crd2idx(coord, scales.layout))
             self.v.load_bytes(i, ptrs)
 
-    def pack_k(self) -> None:
-        """Call before the products that read the scales of Q and K."""
+    def ready_k(self, stage: Int32) -> None:
+        """Call before the products that read the scales of Q and K. stage: of K."""
         self.q.pack()
         self.k.pack()
 
-    def pack_v(self) -> None:
-        """Call before the products that read the scales of V."""
+    def ready_v(self, stage: Int32) -> None:
+        """Call before the products that read the scales of V. stage: of V."""
         self.v.pack()
 
     def of_q(self, step: int) -> Scale:
@@ -152,12 +175,3 @@ class BlockScales(UnitScales):
     def of_v(self, step: int, n: int) -> Scale:
         """Operand for a step over keys, and columns n to n + 7."""
         return Scale(self.v[step], n // ROWS_OF_MATRIX % SCALES_OF_WORD, n // MX_BLOCK)
-
-    def _position(self, work: Work, counted: Rows, stored: Rows, head: Int32) -> Position:
-        first = stored.first if self.cfg.varlen else Int32(0)
-        return Position(Int32(0) if self.cfg.varlen else work.batch, first, first + counted.count - 1, head)
-
-    def _of_row(self, scales: cute.Tensor, pos: Position, row: Int32) -> cute.Pointer:
-        """Where the scales of a row of Q or K are, one for each 32 columns."""
-        entry = cutlass.max(cutlass.min(pos.first + row, pos.last), pos.first)
-        return scales.iterator + cute.crd2idx((pos.batch, entry, pos.head, 0), scales.layout)

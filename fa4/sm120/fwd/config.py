@@ -8,16 +8,17 @@ from typing import ClassVar
 from ...fwd.consumers import ConsumerVariant
 from ...fwd.device.consumer import ROWS
 from ...fwd.launch import ForwardContext
-from ...fwd.variant import OutStore
+from ...fwd.variant import LARGEST_P_4BIT, OutStore
 from ...pipeline.roles import WARPS_PER_WARPGROUP
-from ...pipeline.smem import Tile
+from ...pipeline.smem import PANEL_ROW_BYTES, Tile
 from ...runtime.spec import MX_BLOCK
-from ..mma import steps
+from ..mma import OF_E2M1, OF_E4M3, Product
 
 BARRIER_BYTES = 512  # upper bound for all mbarriers, in the smem budget
 # Number of consumers -> registers per thread of (consumers, load warp). A single consumer keeps its start registers.
 REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
 OTHER_REGS = 48  # of a consumer thread, beside tiles
+E2M1_COLUMNS = 32  # of V, or keys of K, of whose scales the lanes of a quad have a word each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +45,18 @@ class Sm120ForwardConfig(ConsumerVariant):
         return REGS[self.consumers]
 
     @property
+    def product(self) -> Product:
+        return OF_E2M1 if self.multiplies_e2m1 else OF_E4M3
+
+    @property
     def q_regs(self) -> int:
         """Registers of Q of a thread."""
-        return 4 * steps(self.head_dim)
+        return 4 * self.product.steps(self.head_dim)
 
     @property
     def p_regs(self) -> int:
         """Registers of P of a thread."""
-        return 4 * steps(self.tile_n)
+        return 4 * self.product.steps(self.tile_n)
 
     @property
     def half_n(self) -> int:
@@ -66,15 +71,19 @@ class Sm120ForwardConfig(ConsumerVariant):
     @property
     def q_tile(self) -> Tile:
         """Q rows of one consumer."""
-        return Tile(ROWS, self.head_dim, 8, slots=self.q_slots)
+        return Tile(ROWS, self.head_dim // self.product.per_byte, 8, slots=self.q_slots)
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim, 8)
+        return self._key_tile(self.tile_n, self.head_dim // self.product.per_byte)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v, 8)
+        return self._key_tile(self.tile_n // self.product.per_byte, self.head_dim_v)
+
+    def _key_tile(self, rows: int, columns: int) -> Tile:
+        """Tile of bytes without room for columns that do not exist, up to the next swizzle."""
+        return Tile(rows, columns, 8, row_bytes=min(max(32, 1 << (columns - 1).bit_length()), PANEL_ROW_BYTES))
 
     @property
     def out_store(self) -> OutStore:
@@ -92,19 +101,37 @@ class Sm120ForwardConfig(ConsumerVariant):
         return max(self.q_tile.nbytes, self.o_bytes)
 
     @property
+    def seq_bounded_k(self) -> bool:
+        """False with e2m1, which has no NaN."""
+        return not self.multiplies_e2m1 and super(Sm120ForwardConfig, self).seq_bounded_k
+
+    @property
     def stages(self) -> int:
         """K stages; V has as many."""
         free = self.smem_bytes - self.consumers * self.q_step - BARRIER_BYTES
-        return min(free // (self.k_tile.nbytes + self.v_tile.nbytes), self.most_stages)
+        return min(free // (self.k_tile.nbytes + self.v_tile.nbytes + sum(self.scale_bytes)), self.most_stages)
 
     @property
     def scale_words(self) -> int:
-        """Words of the scales of K, and of V, of a key block that a thread holds."""
+        """Words of the scales of K, and of V, of a key block that a thread holds, with scales of 32 numbers."""
         return self.tile_n // MX_BLOCK
 
     @property
-    def largest_p(self) -> int:
-        return 8
+    def scale_bytes(self) -> tuple[int, int]:
+        """Bytes of the scales of a key block of K, and of V, in shared memory: those of e2m1, in words of four."""
+        if not self.multiplies_e2m1:
+            return 0, 0
+        of_key, steps = self.product.steps(self.head_dim), self.product.steps(self.tile_n)
+        return 4 * of_key * self.tile_n, 4 * steps * E2M1_COLUMNS * -(-self.head_dim_v // E2M1_COLUMNS)
+
+    @property
+    def largest_p(self) -> float:
+        return LARGEST_P_4BIT if self.multiplies_e2m1 else 8
+
+    @property
+    def rounds_largest_p(self) -> bool:
+        """False for P in e2m1: it is 6 times the scale 448."""
+        return not self.multiplies_e2m1
 
 
 @dataclass(frozen=True, slots=True)

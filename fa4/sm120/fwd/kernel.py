@@ -47,6 +47,7 @@ def smem_map(cfg: Sm120ForwardConfig, table: ChannelTable) -> SmemMap:
         Region("Q", cfg.consumers * cfg.q_step, align=1024),
         Region("K", cfg.stages * cfg.k_tile.nbytes, align=1024),
         Region("V", cfg.stages * cfg.v_tile.nbytes, align=1024),
+        *(Region(f"{x} scales", cfg.stages * n) for x, n in zip("KV", cfg.scale_bytes) if n),
         *(() if cfg.out_store is OutStore.DIRECT else (out,)),
         Region("barriers", table.nbytes, align=8),
     )

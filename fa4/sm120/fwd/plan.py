@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...fwd import plan
 from ...fwd.consumers import packed_heads
@@ -11,11 +12,13 @@ from ...fwd.device.consumer import ROWS
 from ...fwd.l2_groups import l2_groups
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
-from ...fwd.variant import RESCALE_THRESHOLD_8BIT
+from ...fwd.variant import RESCALE_THRESHOLD_4BIT, RESCALE_THRESHOLD_8BIT
+from ...runtime import nvfp4
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
-from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
-from .config import Sm120ForwardConfig
+from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, Operands, ProblemSize
+from ..mma import SCALES_OF_WORD
+from .config import E2M1_COLUMNS, Sm120ForwardConfig
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
@@ -33,7 +36,7 @@ class Sm120Forward(plan.ForwardDirection[Sm120ForwardConfig]):
         cfg = Sm120ForwardConfig(
             **Sm120ForwardConfig.options(spec, packed, self.splits),
             **columns(tiles, Sm120ForwardConfig),
-            rescale_threshold=RESCALE_THRESHOLD_8BIT,
+            rescale_threshold=RESCALE_THRESHOLD_4BIT if spec.operands is Operands.NVFP4 else RESCALE_THRESHOLD_8BIT,
             smem_bytes=chip.smem_per_block - (JOINING_BYTES if self.splits > 1 else 0),
         )
         l2_group, most = l2_groups(spec, extent, chip, cfg, tiles)
@@ -42,9 +45,11 @@ class Sm120Forward(plan.ForwardDirection[Sm120ForwardConfig]):
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def arranged(self, cache: Cache, inputs: AttentionInputs) -> Cache:
-        return cache._replace(
-            **{name: _as_bytes(getattr(cache, name)) for name in ("q_scales", "k_scales", "v_scales")}
-        )
+        scales = cache.q_scales, cache.k_scales, cache.v_scales
+        if self.cfg.multiplies_e2m1:
+            scales = _of_e2m1(*scales, inputs.seqused_k, self.cfg.tile_n)
+        q, k, v = map(_as_bytes, scales)
+        return cache._replace(q_scales=q, k_scales=k, v_scales=v)
 
     def __str__(self) -> str:
         cfg = self.cfg
@@ -62,6 +67,21 @@ def _as_bytes(scales: Tensor) -> Tensor:
     scales = scales.view(torch.uint8).contiguous()
     scales = scales if scales.ndim == 4 else scales[None]
     return scales if scales.data_ptr() % 16 == 0 else scales.clone()
+
+
+def _of_e2m1(q: Tensor, k: Tensor, v: Tensor, used: Tensor | None, tile_n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales of 16 numbers in words of four: of q with the columns padded, of k and v as (batch, heads, blocks
+    of tile_n keys, bytes). used: keys of each sequence, behind which scales of v become 0: P is 0 there, and 0 times a
+    NaN is NaN."""
+    if used is not None:
+        exists = nvfp4.COLUMNS * torch.arange(v.shape[1], device=v.device) < used[:, None]
+        v = torch.where(exists[..., None, None], v, 0)
+    groups = tile_n // nvfp4.COLUMNS
+    k = functional.pad(k, (0, -k.shape[-1] % SCALES_OF_WORD, 0, 0, 0, -k.shape[1] % tile_n))
+    v = functional.pad(v, (0, -v.shape[-1] % E2M1_COLUMNS, 0, 0, 0, -v.shape[1] % groups))
+    of_k = k.unflatten(1, (-1, tile_n)).permute(0, 3, 1, 2, 4)  # batch, heads, blocks, keys, columns
+    of_v = v.unflatten(1, (-1, groups // SCALES_OF_WORD, SCALES_OF_WORD)).permute(0, 4, 1, 2, 5, 3)
+    return functional.pad(q, (0, -q.shape[-1] % SCALES_OF_WORD)), of_k.flatten(3), of_v.flatten(3)
 
 
 def _splits(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles, packed: int) -> int:

@@ -8,7 +8,7 @@ from ...fwd.consumers import FEW, SEVERAL_TILES
 from ...fwd.device.consumer import ROWS
 from ...fwd.variant import Schedule
 from ...runtime.choice import OTHERWISE, Choice, Rule, choose
-from ...runtime.conditions import BLOCKS, SHARED, VARLEN, TuningCase, head_dims
+from ...runtime.conditions import BLOCKS, E2M1, SHARED, VARLEN, TuningCase, head_dims
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 
@@ -33,13 +33,18 @@ class ForwardTiles(TileShape):
 
 
 _REASONED = "by reasoning"
+_OF_LISTS = "blocks have multiples of 128 rows"
 # Evidence: TFLOP/s predicted for an RTX 5090, 4k, full / causal, scales of blocks.
 TILES = (
     Rule("few queries", FEW, TileShape(1, 64), _REASONED),
-    Rule("lists of blocks", BLOCKS, TileShape(2, 64), "blocks have multiples of 128 rows"),
-    Rule("head_dim <= 64", head_dims(64), TileShape(3, 64), "540 / 482, next 516 / 472 in ping-pong"),
+    Rule("lists of blocks, e2m1", BLOCKS & E2M1, TileShape(2, 128, 3), _OF_LISTS),
+    Rule("lists of blocks", BLOCKS, TileShape(2, 64), _OF_LISTS),
+    Rule("head_dim <= 64, e2m1", E2M1 & head_dims(64), TileShape(3, 128, 3), "920 / 754, blocks of 64 keys 748 / 691"),
+    Rule("head_dim <= 128, e2m1", E2M1, TileShape(2, 128, 3),
+         "1004 / 995, blocks of 64 keys 899 / 902; with three consumers registers spill"),
+    Rule("head_dim <= 64", head_dims(64), TileShape(3, 64), "558 / 534, next 516 / 472 in ping-pong"),
     Rule("head_dim <= 128", OTHERWISE, TileShape(2, 64),
-         "634 / 623, 605 in ping-pong; blocks of 96 keys 649 / 623, but they divide fewer lengths"),
+         "642 / 612, 605 in ping-pong; blocks of 96 keys 649 / 623, but they divide fewer lengths"),
 )  # fmt: skip
 SCHEDULES = (
     Rule("packed", VARLEN & SEVERAL_TILES, Schedule.PACKED, _REASONED),
