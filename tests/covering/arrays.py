@@ -13,6 +13,7 @@ from tests.covering.model import (
     CACHES,
     CALLS,
     EIGHT_BITS,
+    FOUR_BITS,
     TRAINING_IN_EIGHT_BITS,
     WIDE,
     WIDEST,
@@ -178,6 +179,10 @@ _SCALED = dict(
     lengths=("large", "larger", "square"),
     block_mask=("none",),
 )
+_MULTIPLIED_4BIT = dict(
+    head_dim=("32", "64", "96", "128"), scale=("default", "given"), lengths=FOUR_BITS.factors["lengths"][:-1],
+    dropout=("no",),
+)  # fmt: skip
 _BY_16 = "16", "64", "96", "128", "256"
 _FETCHED_BYTES = dict(head_dim="256", head_dim_v="same", pages="128", bits="fp8", leftpad="yes", queries="1")
 
@@ -225,11 +230,15 @@ ARRAYS = {
         ),
         Array("eight-bits-sm100", EIGHT_BITS.with_levels(**_BY_HEADS, head_dim=_BY_16), 2, backends=("sm100",)),
         Array("eight-bits-scaled", EIGHT_BITS.with_levels(**_SCALED), 2, backends=("sm100", "sm120")),
+        # Calls on e2m1 tensors that the kernel of sm_120 multiplies as such, and of all kinds.
+        Array("four-bits", FOUR_BITS.with_levels(**_MULTIPLIED_4BIT), 2, backends=("sm120",)),
+        Array("four-bits-dequantised", FOUR_BITS, 2),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )
 }
 PAIRS, TRIPLES = ("training", "inference", "caches"), ("calls-triples", "caches-triples")
+IN_TORCH = *TRIPLES, "four-bits", "four-bits-dequantised"
 
 if __name__ == "__main__":
     import sys

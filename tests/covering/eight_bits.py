@@ -1,5 +1,5 @@
-"""A row of the array of calls on e4m3 tensors, or of training that rounds to them, and a seed as such a call, judged by
-the oracle on the numbers that 8-bit tensors stand for."""
+"""A row of an array of calls on e4m3 or e2m1 tensors, or of training that rounds to e4m3, and a seed as such a call,
+judged by the oracle on the numbers that these tensors stand for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fa4
 from fa4.oracle import cases
+from fa4.runtime import nvfp4
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import Saved
 from fa4.torch_ops import low_precision
@@ -34,8 +35,8 @@ def as_multiplied(problem: cases.Problem, natives: dict[str, Any], chip: int, ha
 
 @dataclass
 class EightBitCall(calls.Call):
-    """tensors: q, k and v of e4m3, and their factors. natives: see `noting_kernels`. chip: number of the one that
-    ran it."""
+    """tensors: q, k and v of e4m3 or e2m1, and their factors. natives: see `noting_kernels`. chip: number of the one
+    that ran it."""
 
     tensors: dict[str, Any] = field(default_factory=dict)
     natives: dict[str, Any] = field(default_factory=dict)
@@ -74,20 +75,27 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
         options = dict(zip(("cu_seqlens", "seqused"), bounds[name]))
         if recipe == "head":
             options["heads"] = i.k.shape[-2]
-        axis = "tokens" if recipe == "mxfp8" and name == "v" else "head_dim"
+        axis = "tokens" if recipe in ("mxfp8", "nvfp4") and name == "v" else "head_dim"
         codes, factors[f"{name}_descale"] = fa4.quantize(x, recipe, axis=axis, **options)
         data.append(codes)
     eight = i._replace(q=data[0], k=data[1], v=data[2])
     eight = layouts.laid_out(replace(problem, inputs=eight), row["layout"], generator).inputs
     exact = []
     for name, x in zip("qkv", eight[:3]):
-        scales = factors.get(f"{name}_descale")
-        exact.append(
-            x.float() if scales is None else fa4.dequantize(x, scales, torch.float32, cu_seqlens=bounds[name][0])
-        )
+        scales, options = factors.get(f"{name}_descale"), {"cu_seqlens": bounds[name][0]}
+        if x.dtype is nvfp4.DTYPE and name == "v":
+            options["seqlen"] = i.v.shape[1]
+        exact.append(x.float() if scales is None else fa4.dequantize(x, scales, torch.float32, **options))
     problem = replace(problem, inputs=i._replace(q=exact[0], k=exact[1], v=exact[2]))
     fields = {name: getattr(made, name) for name in calls.Call.__dataclass_fields__}
     return EightBitCall(**fields | {"problem": problem}, tensors=dict(zip("qkv", eight[:3])) | factors)
+
+
+def build_four_bits(
+    row: Row, seed: int, device: str = "cpu", is_small: bool = True, variant: int | None = None
+) -> EightBitCall:
+    """The call of a row; seed and variant as in `calls.build`."""
+    return build(row | dict(recipe="nvfp4", form="dense"), seed, device, is_small, variant)
 
 
 @dataclass

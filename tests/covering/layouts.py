@@ -27,6 +27,9 @@ def padded(x: Tensor) -> Tensor:
 
 def _unaligned(x: Tensor) -> Tensor:
     """One element past where vectors may begin."""
+    if x.dtype is torch.float4_e2m1fn_x2:
+        buffer = torch.full((x.numel() + 1,), 255, dtype=torch.uint8, device=x.device)
+        return buffer[1:].view(x.shape).copy_(x.view(torch.uint8)).view(x.dtype)
     buffer = torch.full((x.numel() + 1,), torch.nan, dtype=x.dtype, device=x.device)
     return buffer[1:].view(x.shape).copy_(x)
 

@@ -344,5 +344,30 @@ TRAINING_IN_EIGHT_BITS = Model(
         "sm120": (_OF_E4M3,),
     },
 )
-MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS, TRAINING_IN_EIGHT_BITS)}
+FOUR_BITS = Model(
+    "four bits",
+    dict(
+        head_dim=("32", "48", "64", "96", "128", "256"),
+        head_dim_v=("same", "smaller", "larger"),
+        **{
+            name: EIGHT_BITS.factors[name]
+            for name in (
+                "group", "lengths", "seqused", "mask", "scale", "softcap", "sink", "score_mod", "mask_mod",
+                "block_mask", "dropout", "layout",
+            )
+        },
+    ),
+    (
+        _no("a softcap is a score_mod", softcap="yes", score_mod=("alibi", "bias")),
+        _no(
+            "a block mask says itself who sees whom",
+            block_mask=("128", "64"),
+            mask=("causal", "left", "both_sides", "causal_left"),
+        ),
+        _no("a block mask has a block", block_mask=("128", "64"), lengths="zero"),
+        _no("a block mask is made of a mask_mod", block_mask=("128", "64"), mask_mod="none"),
+    ),
+    EIGHT_BITS.foreign,
+)  # fmt: skip
+MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS, TRAINING_IN_EIGHT_BITS, FOUR_BITS)}
 BACKENDS = "sm80", "sm90", "sm100"  # of kernels that take all of most rows

@@ -18,7 +18,7 @@ import torch
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number, chip_of
 from tests.covering import caches, calls, eight_bits
-from tests.covering.arrays import ARRAYS, PAIRS, TRIPLES
+from tests.covering.arrays import ARRAYS, IN_TORCH, PAIRS
 from tests.covering.model import Row
 from tests.forget import forget_calls
 from tests.poisoned import fresh_memory_is_poison
@@ -30,6 +30,7 @@ BUILD: dict[str, Callable[..., Any]] = {
     "caches": caches.build,
     "eight bits": eight_bits.build,
     "training in eight bits": eight_bits.build_training,
+    "four bits": eight_bits.build_four_bits,
 }
 
 
@@ -70,7 +71,7 @@ class Where:
     @property
     def arrays(self) -> tuple[str, ...]:
         if self.chip == "torch":
-            return TRIPLES
+            return IN_TORCH
         backends = {self.backend, "sm80"} if self.chip == "cuda" else {self.backend}
         own = (name for name, array in ARRAYS.items() if backends.intersection(array.backends))
         return (*PAIRS, *own)
