@@ -33,6 +33,8 @@ COMMANDS = {
     "--logits 30 --sms 2 --seeds 2 " + CONSUMER,
     "sm120_mxfp8": "fwd --mxfp8 --causal --head-dim 128 --heads 3 --seqlen 300x900 --seqlen 384 --seqlen 200x60 "
     "--logits 30 --sms 2 --seeds 2 " + CONSUMER,
+    "sm120_nvfp4": "fwd --nvfp4 --causal --head-dim 128 --heads 3 --seqlen 300x900 --seqlen 384 --seqlen 200x60 "
+    "--logits 30 --sms 2 --seeds 2 " + CONSUMER,
     "sm80_forward": "fwd " + AMPERE,
     "sm80_backward": "bwd " + AMPERE,
 }
@@ -50,10 +52,11 @@ SURVIVORS = {
     # Waits for K and V of blocks that a consumer passes over, and of the load role for V's stage; fences after reads.
     "sm120_e4m3": {"mbarrier wait": 3, "proxy fence": 7},
     "sm120_mxfp8": {"mbarrier wait": 3, "proxy fence": 7},
+    "sm120_nvfp4": {"mbarrier wait": 1, "proxy fence": 5},
     "sm80_forward": {"CTA barrier": 1},
 }
 EXPLAINED = {
-    *("sm90_backward", "sm90_latent", "sm90_widest", "sm120_e4m3", "sm120_mxfp8"),
+    *("sm90_backward", "sm90_latent", "sm90_widest", "sm120_e4m3", "sm120_mxfp8", "sm120_nvfp4"),
     *("widest_forward", "widest_backward"),
 }
 
