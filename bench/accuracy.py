@@ -1,4 +1,5 @@
-"""python -m bench.accuracy: errors of attention on 8-bit numbers, for each recipe beside bfloat16, as rows and a page.
+"""python -m bench.accuracy: errors of attention on 8- and 4-bit numbers, for each recipe beside bfloat16, as rows and a
+page.
 
 Inputs are bfloat16. An error is the Frobenius norm of the difference to float64 attention, divided by the norm of the
 latter. Gradients are straight-through: those of attention on the rounded numbers.
@@ -22,7 +23,7 @@ from torch import Tensor
 import fa4
 from fa4.cli.main import device_named
 from fa4.oracle import reference
-from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Saved
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Operands, Saved
 from fa4.torch_ops import low_precision, recipes
 from fa4.torch_ops.descales import dequantized
 
@@ -37,7 +38,7 @@ QUERIES = 128  # of longer sequences: the last ones
 
 class Recipe(NamedTuple):
     """recipe: of `fa4.quantize`, "" for none. trained: a precision of training calls, instead of a recipe. multiplied:
-    also P, dO and dS are 8-bit, as in the kernels of sm_100."""
+    also P, dO and dS are 8-bit, as in the kernels of sm_100; with a recipe P is 4-bit, as in that of sm_120."""
 
     recipe: str = ""
     smooth: bool = False
@@ -59,6 +60,10 @@ RECIPES = {
     "'fp8', 8-bit products": Recipe(trained="fp8", multiplied=True),
     "precision='mxfp8'": Recipe(trained="mxfp8"),
     "'mxfp8', 8-bit products": Recipe(trained="mxfp8", multiplied=True),
+    "nvfp4": Recipe("nvfp4"),
+    "nvfp4, smooth": Recipe("nvfp4", smooth=True),
+    "nvfp4, both": Recipe("nvfp4", smooth=True, rotate=True),
+    "nvfp4, 4-bit products": Recipe("nvfp4", multiplied=True),
 }
 
 
@@ -115,12 +120,15 @@ def rounded(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         if trained is not None:
             data, scales = trained[0][i], trained[1][i]
         else:
-            axis = "tokens" if recipe.recipe == "mxfp8" and i == 2 else "head_dim"
+            axis = "tokens" if recipe.recipe in ("mxfp8", "nvfp4") and i == 2 else "head_dim"
             data, scales = fa4.quantize(x, recipe.recipe, axis=axis, smooth=smooth, rotate=rotate)
         x = x.float()
         x = x - x.mean(1, keepdim=True) if smooth else x
         x = recipes.rotated(x) if rotate else x
-        results.append(recipes.dequantized(data, scales, torch.float32) + (x - x.detach()))
+        numbers = recipes.dequantized(data, scales, torch.float32) if data.dtype == recipes.E4M3 else None
+        if numbers is None:
+            numbers = fa4.dequantize(data, scales, torch.float32, seqlen=x.shape[1] if i == 2 else None)
+        results.append(numbers + (x - x.detach()))
     return results
 
 
@@ -143,6 +151,14 @@ def outcomes_of_8_bits(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, precision:
     return [out, *grads[:3]]
 
 
+def out_of_4_bits(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """out of products of 4-bit numbers, by the reference that judges the kernel of sm_120. There are no gradients."""
+    inputs = AttentionInputs(q.detach(), k.detach(), v.detach(), max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+    flags = Flags(softmax_scale=HEAD_DIM**-0.5, window_right=0)
+    spec = replace(AttentionSpec.of(inputs, flags), dtype=torch.bfloat16, operands=Operands.NVFP4)
+    return reference.forward(inputs, spec, precise=False)[0]
+
+
 def error(x: Tensor, exact: Tensor) -> float:
     return float((x.double() - exact).norm() / exact.norm())
 
@@ -160,7 +176,9 @@ def measured(kind: str, tokens: int, names: list[str], seed: int, device: torch.
     rows = []
     for name in names:
         tensors = rounded(RECIPES[name], *leaves)
-        if RECIPES[name].multiplied:
+        if RECIPES[name].multiplied and RECIPES[name].recipe:
+            results = [out_of_4_bits(*tensors)]
+        elif RECIPES[name].multiplied:
             results = outcomes_of_8_bits(*inputs, dout, RECIPES[name].trained)
         else:
             results = outcomes(tensors, leaves, dout, torch.bfloat16)
@@ -198,25 +216,28 @@ def _percent(x: float) -> str:
 
 def page(rows: list[dict], file: str) -> str:
     """The page of docs/results."""
-    first = rows[0]
-    where = f"{first['machine']['device']}, torch {first['machine']['versions']['torch']}, {first['time'][:10]}"
+    places = (
+        f"{row['machine']['device']}, torch {row['machine']['versions']['torch']}, {row['time'][:10]}" for row in rows
+    )
+    where = " and ".join(dict.fromkeys(places))
     shape = f"{HEADS_Q} query heads, {HEADS_KV} key/value heads, head_dim {HEAD_DIM}, causal"
     kinds = "\n".join(f"* {kind}: {function.__doc__}" for kind, function in KINDS.items())
     parts = [
-        "# Accuracy of 8-bit attention",
+        "# Accuracy of 8-bit and 4-bit attention",
         "What the recipes are: [FP8 attention](../fp8.md). This command measures and writes the page:\n"
         "`python -m bench.accuracy --page docs/results/fp8-accuracy.md`.",
         f"{where}; {shape}.\nSequences above {ALL_QUERIES} tokens have {QUERIES} queries, the last ones. Rows:\n"
         f"`bench/results/{file}`.\nBackend `torch`, which multiplies the dequantised numbers in 16 bits; with 8-bit "
-        "products,\nwhere P, dO and dS are 8-bit, too, the formulas of `fa4.oracle.reference`.",
+        "products,\nwhere P, dO and dS are 8-bit, too, and 4-bit products, where P is 4-bit, the formulas of\n"
+        "`fa4.oracle.reference`.",
         "An error is the Frobenius norm of the difference to float64 attention on the bfloat16 inputs, divided by the "
         "norm\nof the latter, in percent. Gradients are straight-through.",
         kinds,
         "## Error of out, percent", table(rows, lambda row: _percent(row["out"]["error"])),
         "## Errors of dq / dk / dv, percent",
-        table(rows, lambda row: " / ".join(_percent(row[x]["error"]) for x in ("dq", "dk", "dv"))),
+        table(rows, lambda row: " / ".join(_percent(row[x]["error"]) for x in ("dq", "dk", "dv") if x in row) or "-"),
         "## Smallest cosine of out, dq, dk and dv",
-        table(rows, lambda row: f"{min(row[x]['cosine'] for x in ('out', 'dq', 'dk', 'dv')):.5f}"),
+        table(rows, lambda row: f"{min(row[x]['cosine'] for x in ('out', 'dq', 'dk', 'dv') if x in row):.5f}"),
         "## Error of out against float64 attention on the rounded numbers, percent",
         "What the arithmetic adds to the rounding of the inputs.",
         table(rows, lambda row: _percent(row["out"]["error_on_rounded"])),
@@ -227,6 +248,7 @@ def page(rows: list[dict], file: str) -> str:
 @click.command(help=__doc__)
 @click.option("--lengths", default="1024,4096,16384,65536", show_default=True, help="Comma-separated numbers of keys.")
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="Comma-separated.")
+@click.option("--recipe", "names", type=click.Choice(list(RECIPES)), multiple=True, help="Again for more [all].")
 @click.option("--quick", is_flag=True, help="1024 keys only.")
 @click.option("--device", default=None, help="Default: cuda if there is one, else cpu.")
 @click.option("--seed", default=0, show_default=True)
@@ -234,8 +256,8 @@ def page(rows: list[dict], file: str) -> str:
 @click.option("--page", "to_page", type=click.Path(path_type=Path), help="Write the rows of the file as this page.")
 @click.option("--rows", type=click.Path(exists=True, path_type=Path), help="Measure nothing; take these rows.")
 def main(
-    lengths: str, kinds: str, quick: bool, device: str | None, seed: int, output: Path | None, to_page: Path | None,
-    rows: Path | None,
+    lengths: str, kinds: str, names: tuple[str, ...], quick: bool, device: str | None, seed: int, output: Path | None,
+    to_page: Path | None, rows: Path | None,
 ) -> None:  # fmt: skip
     if rows is None:
         where, now = device_named(device), datetime.datetime.now(datetime.UTC)
@@ -245,7 +267,7 @@ def main(
         common = {"suite": "accuracy", "time": now.isoformat(timespec="seconds"), "machine": facts}
         counts = [1024] if quick else [int(n) for n in lengths.split(",")]
         for kind, tokens in itertools.product(kinds.split(","), counts):
-            found = measured(kind, tokens, list(RECIPES), seed, where)
+            found = measured(kind, tokens, list(names or RECIPES), seed, where)
             with output.open("a") as file:
                 file.writelines(json.dumps(common | row) + "\n" for row in found)
             click.echo(table(found, lambda row: _percent(row["out"]["error"])))

@@ -13,7 +13,7 @@ from fa4.oracle import reference
 from fa4.oracle.cases import Judgement, judge
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Operands
 
-from .suites import MXFP8, BenchCase
+from .suites import IN_BLOCKS, BenchCase
 
 _BYTES_OF_PAIR = 64  # of the formula's matrices, for each query and key: 24 to 54, by the arithmetic
 
@@ -75,8 +75,8 @@ class Judge:
         inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
         spec = AttentionSpec.of(inputs, Flags(scale, *window_size))
         if case.direction == "fwd":
-            if case.dtype == MXFP8:
-                spec = replace(spec, operands=Operands.MXFP8)  # P is rounded to 8 bits, too
+            if case.dtype in IN_BLOCKS:
+                spec = replace(spec, operands=Operands(case.dtype))  # P is rounded, too
             return {"out": (out.detach(), reference.forward(inputs, spec, precise=False)[0])}
         grads = torch.autograd.grad(out, leaves, dout.double())
         floors = reference.backward(inputs, spec, dout, precise=False)

@@ -19,7 +19,7 @@ from fa4.emulator.predict import Prediction, predict
 from fa4.emulator.warp_mma import CHIPS as WARP_MMA_CHIPS
 from fa4.runtime.spec import Operands
 
-from .suites import E4M3, MXFP8, BenchCase
+from .suites import E4M3, IN_BLOCKS, MXFP8, BenchCase
 
 
 def facts(gpu: str) -> dict:
@@ -42,7 +42,7 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4", table: Chip
     the GPU [default: the chip's]."""
     row: dict = {"provider": provider, "label": case.label, **dataclasses.asdict(case), "predicted": True}
     package, deterministic = PREDICTED[provider]
-    if package != "fa4" and (case.dtype == MXFP8 or (case.dtype == E4M3 and case.direction == "bwd")):
+    if package != "fa4" and (case.dtype in IN_BLOCKS or (case.dtype == E4M3 and case.direction == "bwd")):
         name = "backward" if case.direction == "bwd" else "forward"
         return {**row, "skipped": f"{package} has no {name} of {case.dtype}"}
     reason = _beyond(case, chip) or (
@@ -73,7 +73,7 @@ def _prediction(case: BenchCase, chip: str, package: str, deterministic: bool, t
         sizes = case.batch, case.seqlen_q, case.seqlen_k, case.causal, case.heads_q
         return predict_latents(Latents(*sizes), package, chip)
     sizes = case.batch, case.seqlen_q, case.heads_q, case.head_dim, case.head_dim_v
-    operands = {E4M3: Operands.E4M3, MXFP8: Operands.MXFP8}.get(case.dtype)
+    operands = Operands(case.dtype) if case.dtype in IN_BLOCKS else Operands.E4M3 if case.dtype == E4M3 else None
     keys = None if case.seqlen_k == case.seqlen_q else case.seqlen_k
     problem = Problem(case.direction, *sizes, case.causal, deterministic, operands, keys)
     return predict(problem, chip, package, table=table)
@@ -89,8 +89,8 @@ def _beyond(case: BenchCase, chip: str) -> str:
         return f"only self-attention is predicted on {chip}"
     if case.window is not None:
         return "windows are not predicted"
-    if case.converts_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3, MXFP8):
-        return "only bfloat16, e4m3 and mxfp8 without pages are predicted"
+    if case.converts_kv or case.page_size is not None or case.dtype not in ("bfloat16", E4M3, *IN_BLOCKS):
+        return f"only bfloat16, e4m3, {' and '.join(IN_BLOCKS)} without pages are predicted"
     return ""
 
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fa4
 from fa4.runtime import scaled_rows
 
-from .suites import MXFP8, BenchCase, in_blocks
+from .suites import IN_BLOCKS, BenchCase, in_blocks
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -38,7 +38,7 @@ def _fa4(**flags) -> Callable[[BenchCase], Attention]:
     def build(case: BenchCase) -> Attention:
         if case.page_size is not None or case.converts_kv or case.v_in_k:
             return _in_cache(case, **flags)
-        if case.dtype == MXFP8:
+        if case.dtype in IN_BLOCKS:
             return _in_blocks(case, **flags)
         window_size = case.window, None
         return functools.partial(fa4.flash_attn_func, causal=case.causal, window_size=window_size, **flags)
@@ -47,12 +47,12 @@ def _fa4(**flags) -> Callable[[BenchCase], Attention]:
 
 
 def _in_blocks(case: BenchCase, **flags) -> Attention:
-    """q, k and v are rounded to 8 bits at the first call."""
+    """q, k and v are rounded to 8 or 4 bits at the first call."""
     made: dict[str, Any] = {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not made:
-            for name, (data, scales) in zip("qkv", in_blocks(q, k, v)):
+            for name, (data, scales) in zip("qkv", in_blocks(case.dtype, q, k, v)):
                 made.update({name: data, f"{name}_descale": scales})
         return fa4.flash_attn_func(**made, causal=case.causal, window_size=(case.window, None), **flags)
 
@@ -225,8 +225,8 @@ def _of_16_bits(build: Callable[[BenchCase], Attention]) -> Callable[[BenchCase]
     def build_unless_8bit(case: BenchCase) -> Attention:
         if case.converts_kv:
             raise NotOffered("is not given caches of 8-bit numbers here")
-        if case.dtype == MXFP8:
-            raise NotOffered("has no mxfp8")
+        if case.dtype in IN_BLOCKS:
+            raise NotOffered(f"has no {case.dtype}")
         return build(case)
 
     return build_unless_8bit

@@ -11,7 +11,9 @@ import fa4
 from fa4.runtime import nvfp4, scaled_rows
 from fa4.torch_ops.flops import unmasked_pairs
 
-E4M3, MXFP8 = "float8_e4m3fn", "mxfp8"  # `BenchCase.dtype`: also e4m3 with scales of blocks of 32 numbers
+# `BenchCase.dtype`: also e4m3 with scales of blocks of 32 numbers, and e2m1 with those of 16.
+E4M3, MXFP8, NVFP4 = "float8_e4m3fn", "mxfp8", "nvfp4"
+IN_BLOCKS = MXFP8, NVFP4  # also recipes of `fa4.quantize`
 HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 
 
@@ -78,7 +80,7 @@ class BenchCase:
         """Of a forward's q, k, v and out, each once."""
         columns = self.head_dim + self.head_dim_v
         of_keys = self.head_dim if self.v_in_k else columns
-        size = {"bfloat16": 2, E4M3: 1, MXFP8: 33 / 32}.get(self.dtype, 4)
+        size = {"bfloat16": 2, E4M3: 1, MXFP8: 33 / 32, NVFP4: nvfp4.BYTES_OF_NUMBER}.get(self.dtype, 4)
         of_number = 1 if self.fp8 else nvfp4.BYTES_OF_NUMBER if self.nvfp4 else size
         of_key = scaled_rows.BYTES_OF_ROW if self.scaled_rows else int(of_keys * of_number)
         of_queries = (size * self.head_dim + max(size, 2) * self.head_dim_v) * self.seqlen_q * self.heads_q
@@ -90,16 +92,16 @@ class BenchCase:
         return self.direction == "fwd" and self.flops < 64 * self.nbytes
 
 
-def in_blocks(q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """e4m3 numbers of q, k and v, and their scales of blocks, along the axis that the product sums over."""
-    return [fa4.quantize(x, "mxfp8", axis=axis) for x, axis in ((q, "head_dim"), (k, "head_dim"), (v, "tokens"))]
+def in_blocks(recipe: str, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Numbers of q, k and v, and their scales of blocks, along the axis that the product sums over."""
+    return [fa4.quantize(x, recipe, axis=axis) for x, axis in ((q, "head_dim"), (k, "head_dim"), (v, "tokens"))]
 
 
 def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v with gradients wanted in the backward, and dout. k and v hold the numbers that a cache of them holds, and
-    all three those of 8-bit tensors with scales of blocks."""
+    all three those of 8- or 4-bit tensors with scales of blocks."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    dtype = torch.bfloat16 if case.dtype == MXFP8 else getattr(torch, case.dtype)
+    dtype = torch.bfloat16 if case.dtype in IN_BLOCKS else getattr(torch, case.dtype)
 
     def normal(seqlen: int, heads: int, dim: int) -> Tensor:
         return torch.randn(case.batch, seqlen, heads, dim, device=device, generator=generator).to(dtype)
@@ -113,8 +115,9 @@ def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tens
         k, v = (x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v))
     if case.nvfp4:
         k, v = (nvfp4.values(*nvfp4.quantised(x), dtype) for x in (k, v))
-    if case.dtype == MXFP8:
-        q, k, v = (fa4.dequantize(data, scales, dtype) for data, scales in in_blocks(q, k, v))
+    if case.dtype in IN_BLOCKS:
+        lengths = None, None, v.shape[1] if case.dtype == NVFP4 else None
+        q, k, v = (fa4.dequantize(*x, dtype, seqlen=n) for x, n in zip(in_blocks(case.dtype, q, k, v), lengths))
     dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)
     if case.direction == "bwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
@@ -231,7 +234,7 @@ def _consumer() -> tuple[BenchCase, ...]:
         *(_prompt(seqlen, (64, 8), 64, window=127) for seqlen in (1024, 4096, 16384)),  # as in gpt-oss
         *training,
         *images,
-        *(replace(case, dtype=MXFP8) for case in multiplied),
+        *(replace(case, dtype=dtype) for dtype in IN_BLOCKS for case in multiplied),
     )
 
 

@@ -18,9 +18,12 @@ def test_rows_and_page(tmp_path):
     assert {(row["kind"], row["provider"]) for row in found} == every
     for row in found:
         is_wide = row["provider"] == "bfloat16"
-        of_p = 2**-4 if accuracy.RECIPES[row["provider"]].multiplied else 0  # half a step of e4m3
+        recipe = accuracy.RECIPES[row["provider"]]
+        # Half a step of e4m3; of e2m1, also the weights of 15 keys beside one that has nearly all, which become 0.
+        of_p = (0.4 if recipe.recipe else 2**-4) if recipe.multiplied else 0
         assert 0 < row["out"]["error"] < (0.01 if is_wide else 0.5) and row["out"]["error_on_rounded"] < 0.02 + of_p
-        assert all(row[of]["cosine"] > (0.999 if is_wide else 0.9) for of in ("out", "dq", "dk", "dv"))
+        of_all = ("out",) if recipe.recipe and recipe.multiplied else ("out", "dq", "dk", "dv")
+        assert all(row[of]["cosine"] > (0.999 if is_wide else 0.9) for of in of_all)
     assert "| long-tailed | 96 |" in page.read_text()
     again = tmp_path / "again.md"
     assert CliRunner().invoke(accuracy.main, ["--rows", str(rows), "--page", str(again)]).exit_code == 0
