@@ -49,7 +49,7 @@ ONES = Scale(E8M0_ONE * 0x01010101)
 
 @dataclass(frozen=True, slots=True)
 class Product(Constant):
-    """Instruction. numbers: of a step of the reduction. name: what follows `mma.sync.aligned`."""
+    """Instruction. numbers: of a step of the reduction. name: what follows "mma.sync.aligned"."""
 
     numbers: int
     name: str

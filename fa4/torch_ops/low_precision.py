@@ -302,7 +302,9 @@ def attend(
     if functional.scaled_dot_product_attention is not torch_internals.scaled_dot_product_attention:
         calls.refuse_parts_of_sequences()
     if not torch.compiler.is_compiling() and is_transformed():
-        raise NotImplementedError("precision and 8- or 4-bit q, k and v do not work inside transforms of torch.func")
+        raise NotImplementedError(
+            "precision and 8-bit q, k and v do not work inside transforms of torch.func, nor do 4-bit ones"
+        )
     q, k, v, *others = tensors
     if precision is not None and autocast_anywhere():
         q, k, v = cast_all(q, k, v)
@@ -369,7 +371,10 @@ def check_operands(q: Any, k: Any, v: Any, precision: str | None, descales: tupl
                 )
         elif e2m1.has_e2m1(q, k, v):
             if not e2m1.has_e2m1(x):
-                raise TypeError(f"{name} has dtype {x.dtype}, expected {nvfp4.DTYPE}: q, k and v of 4 bits go together")
+                raise TypeError(
+                    f"{name} has dtype {x.dtype}, expected {nvfp4.DTYPE}: q, k and v of 4 bits go together; beside "
+                    "others, numbers of 4 bits are for a cache of flash_attn_with_kvcache"
+                )
         elif x.dtype != recipes.E4M3:
             descale = next((of for of, y in zip(Descales._fields, descales) if y is not None), None)
             of_q = "" if descale is None else f" to go with {descale}"

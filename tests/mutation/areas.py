@@ -281,8 +281,14 @@ AREAS = (
             "fa4/torch_ops/low_precision.py",
             "fa4/torch_ops/descales.py",
             "fa4/torch_ops/recipes.py",
+            "fa4/torch_ops/e2m1.py",
         ),
-        ("tests/fp8/test_recipes.py", "tests/fp8/test_attention.py", "tests/fp8/test_training.py"),
+        (
+            "tests/fp8/test_recipes.py",
+            "tests/fp8/test_attention.py",
+            "tests/fp8/test_four_bits.py",
+            "tests/fp8/test_training.py",
+        ),
     ),
     Area(
         "states",

@@ -7,6 +7,7 @@ Signals: load_compute_Q.full, load_compute_K.full, load_compute_V.full
 from __future__ import annotations
 
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ...fwd.device.load import load_k, load_qkv, load_v
 from ...pipeline.cursor import Lane, produce
@@ -18,5 +19,5 @@ from .config import Sm120ForwardContext
 def load(context: Sm120ForwardContext):
     cfg, ends = context.cfg, context.ends("load")
     q = [produce(ends.load_compute_Q, Lane(consumer, cfg.consumers)) for consumer in range(cfg.consumers)]
-    loads = (e2m1.load_k, e2m1.load_v) if cfg.multiplies_e2m1 else (load_k, load_v)
+    loads = (e2m1.load_k, e2m1.load_v) if const_expr(cfg.multiplies_e2m1) else (load_k, load_v)
     load_qkv(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V), *loads)
