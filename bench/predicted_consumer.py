@@ -7,16 +7,14 @@ process). python -m bench.predicted_consumer FILE prints the tables of docs/resu
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
-import click
 from warpcheck.timing.chips import GPUS
 
 from fa4.emulator.attention import Problem
 from fa4.emulator.predict import predict
 
+from .predicted_pages import page_command
 from .suites import BenchCase
 
 KERNELS = {"flash-attn-4": ("flash-attn-4", "auto"), "fa4 sm80": ("fa4", "sm80")}  # name -> package and backend
@@ -128,22 +126,7 @@ def _mean(errors: list[float]) -> float:
     return sum(map(abs, errors)) / len(errors)
 
 
-@click.command()
-@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--gpu", type=click.Choice(sorted({result.gpu for result in published()})), help="Predict its rows.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File that the rows are appended to.")
-def main(file: Path | None, gpu: str | None, out: Path | None) -> None:
-    """Print the tables of FILE, or append the rows of a GPU to a file. Nothing is measured."""
-    if gpu and out:
-        with out.open("a") as output:
-            for row in rows_of(gpu):
-                output.write(json.dumps(row) + "\n")
-                click.echo(f"{row['gpu']}: {row['provider']} {row['label']}, predicted {row['tflops']:.1f} TFLOP/s")
-    elif file:
-        click.echo(tables([json.loads(line) for line in file.read_text().splitlines()]), nl=False)
-    else:
-        raise click.UsageError("give a file, or --gpu and --out")
-
+main = page_command({result.gpu for result in published()}, rows_of, tables)
 
 if __name__ == "__main__":
     main(prog_name="python -m bench.predicted_consumer")

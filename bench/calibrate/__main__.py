@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from bench import machine
-from fa4.runtime.device import Chip, chip_by_number, chip_of
+from fa4.runtime.device import Chip, chip_by_target, chip_of
 
 from . import run
 from .frame import compile_bench
@@ -39,7 +39,7 @@ def main() -> None:
         from fa4.emulator import emulate
 
         with emulate(args.emulate, sms=args.sms):
-            chip = chip_by_number(int(args.emulate.removeprefix("sm_").removesuffix("a")))
+            chip = chip_by_target(args.emulate)
             for bench in _chosen(chip, args.only):
                 run.launch_bench(bench, chip, torch.device("cpu"), args.sms)
                 print(f"right: {bench.name}", flush=True)

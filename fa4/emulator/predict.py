@@ -22,7 +22,7 @@ from fa4.emulator.tile_schedule import TileSchedule, tile_schedule_of
 from fa4.emulator.warp_mma import CHIPS as WARP_MMA_CHIPS
 from fa4.emulator.warp_mma import replay_slots
 from fa4.runtime import dispatch
-from fa4.runtime.device import chip_by_number
+from fa4.runtime.device import chip_by_target
 from fa4.runtime.spec import AttentionSpec, ProblemSize
 
 _TILE_N = 128  # keys of a CTA of the backward
@@ -225,7 +225,7 @@ def _plan(problem: Problem, chip: str) -> Any:
 
 def plan_on(chip: str, spec: AttentionSpec, extent: ProblemSize) -> Any:
     """Return fa4's plan of a problem on a chip of that name."""
-    return dispatch.plan(spec, extent, chip_by_number(int(chip.removeprefix("sm_").removesuffix("a"))))
+    return dispatch.plan(spec, extent, chip_by_target(chip))
 
 
 def _rows_of(package: str) -> dict[tuple[str, int], int]:

@@ -21,7 +21,7 @@ from warpcheck.timing.replay import Times, replay, resident_ctas
 
 from fa4.emulator.attention import Problem, Shape, own_plan, recorded
 from fa4.emulator.tile_schedule import TileSchedule, tile_schedule_of
-from fa4.runtime.device import chip_by_number
+from fa4.runtime.device import chip_by_target
 
 CHIPS = ("sm_120a", "sm_121a")
 _SHORT = 640  # rows of the other side in the shorter of two replays, or at least four steps
@@ -121,7 +121,7 @@ def replay_slots(
 def _schedule(problem: Problem, table: ChipTable, package: str, tiles: Any, backend: str) -> tuple[TileSchedule, Any]:
     """Return the schedule of the whole grid, and the row of fa4's table."""
     if package == "fa4":
-        chip = chip_by_number(int(table.chip.removeprefix("sm_").removesuffix("a")), sms=table.sms)
+        chip = chip_by_target(table.chip, sms=table.sms)
         plan = own_plan(problem, chip, problem.seqlen, problem.keys or problem.seqlen, tiles, backend)
         if problem.direction == "fwd" and plan.splits > 1:
             raise ValueError("forwards with split keys are not predicted on this chip")

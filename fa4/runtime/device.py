@@ -133,6 +133,12 @@ def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = Fals
     )
 
 
+def chip_by_target(target: str, *, sms: int | None = None) -> Chip:
+    """Return the chip record of a compiler's target with all features, for example "sm_100a" for B200; see
+    `chip_by_number`."""
+    return chip_by_number(int(target.removeprefix("sm_").removesuffix("a")), sms=sms)
+
+
 @functools.cache
 def _cuda_chip(index: int) -> Chip:
     major, minor = torch.cuda.get_device_capability(index)

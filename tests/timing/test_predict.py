@@ -13,7 +13,7 @@ from warpcheck.timing.grid import CtaCost, Sample
 from warpcheck.timing.sass.code import nvdisasm
 
 from bench.compare import load, read_rows
-from bench.l2_order import table_of as l2_order_table
+from bench.l2_order import tables as l2_order_tables
 from bench.predicted import predicted_row, tables
 from bench.predicted_consumer import tables as consumer_tables
 from bench.run import main as bench
@@ -242,4 +242,4 @@ def test_the_page_of_consumer_blackwell_shows_the_rows():
     assert tables(rows).strip() in page, "the page has other numbers"
     rows = read_rows(ROOT / "bench/results/2026-11-28_predicted_sm_121a_l2-order.jsonl")
     assert all(row["predicted"] for row in rows)
-    assert l2_order_table(rows) in page, "run `python -m bench.l2_order` on the rows and paste its table"
+    assert l2_order_tables(rows) in page, "run `python -m bench.l2_order` on the rows and paste its table"
