@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
+from fa4.oracle.cases import in_blocks
 from fa4.runtime import scaled_rows
 
-from .suites import IN_BLOCKS, BenchCase, in_blocks
+from .suites import IN_BLOCKS, BenchCase
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

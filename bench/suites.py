@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import fa4
+from fa4.oracle.cases import in_blocks
 from fa4.runtime import nvfp4, scaled_rows
 from fa4.torch_ops.flops import unmasked_pairs
 
@@ -90,11 +91,6 @@ class BenchCase:
     def reads_memory(self) -> bool:
         """Whether memory, not products, is what takes a forward's time on any chip so far."""
         return self.direction == "fwd" and self.flops < 64 * self.nbytes
-
-
-def in_blocks(recipe: str, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Numbers of q, k and v, and their scales of blocks, along the axis that the product sums over."""
-    return [fa4.quantize(x, recipe, axis=axis) for x, axis in ((q, "head_dim"), (k, "head_dim"), (v, "tokens"))]
 
 
 def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

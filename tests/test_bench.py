@@ -35,6 +35,7 @@ from bench import (
     tune,
 )
 from bench.suites import BenchCase, square
+from fa4.oracle.cases import in_blocks
 from fa4.runtime import jit
 
 TINY = (
@@ -112,7 +113,7 @@ def test_as_many_queries_are_checked_as_the_memory_holds(monkeypatch, window):
 def test_results_of_few_bits_are_compared_with_the_numbers_of_these(dtype):
     case = BenchCase("fwd", 1, 70, 130, 4, 2, 64, 64, False, dtype)
     tensors = suites.made_tensors(case, torch.device("cpu"), 0)
-    for x, (data, scales) in zip(tensors, suites.in_blocks(dtype, *tensors[:3])):
+    for x, (data, scales) in zip(tensors, in_blocks(dtype, *tensors[:3])):
         assert x.dtype == torch.bfloat16
         again = fa4.dequantize(data, scales, torch.bfloat16).float()
         # A scale of e4m3 is not that of its own numbers.

@@ -16,6 +16,7 @@ from warpcheck.machine import Checks
 from warpcheck.machine.record import Record
 
 from fa4.emulator import cudnn
+from fa4.oracle.cases import in_blocks
 from fa4.runtime import dispatch
 from fa4.runtime.device import Chip, chip_of
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize, Saved
@@ -97,10 +98,8 @@ def _of_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: boo
 
 def _in_e2m1(q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Descales]:
     """q, k and v in NVFP4."""
-    import fa4
-
-    q4, k4, v4 = (fa4.quantize(x, "nvfp4", axis=axis) for x, axis in ((q, "head_dim"), (k, "head_dim"), (v, "tokens")))
-    return (q4.data, k4.data, v4.data), Descales(q4.scales, k4.scales, v4.scales)
+    tensors, scales = zip(*in_blocks("nvfp4", q, k, v))
+    return tensors, Descales(*scales)
 
 
 def _of_e2m1(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:

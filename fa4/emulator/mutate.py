@@ -32,9 +32,8 @@ E2M1 = torch.float4_e2m1fn_x2  # likewise: NVFP4
 def _of_blocks(tensors: tuple[torch.Tensor, ...], recipe: str) -> dict[str, torch.Tensor]:
     """q, k and v with scales of blocks, as arguments of a call."""
     arguments = dict[str, torch.Tensor]()
-    for name, x in zip("qkv", tensors):
-        axis = "tokens" if name == "v" else "head_dim"
-        arguments[name], arguments[f"{name}_descale"] = fa4.quantize(x, recipe, axis=axis)
+    for name, (data, scales) in zip("qkv", cases.in_blocks(recipe, *tensors)):
+        arguments |= {name: data, f"{name}_descale": scales}
     return arguments
 
 

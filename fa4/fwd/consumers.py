@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..pipeline.fragment import ROWS_PER_WARP
+from ..pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ..pipeline.smem import Tile
 from ..runtime.choice import Condition
 from ..runtime.spec import AttentionSpec, ProblemSize
@@ -54,6 +57,19 @@ class ConsumerVariant(ForwardVariant):
     def seq_bounded_o(self) -> bool:
         """True for varlen: rows behind a sequence's end belong to another sequence, so stores end with the sequence."""
         return self.varlen
+
+
+def consumer_roles(cfg: Any, compute: Callable, load: Callable) -> RoleTable:
+    """Return the roles of a kernel of consumers and one load warp. cfg: has `consumers`, and `regs`, registers per
+    thread of (consumers, load warp). compute, load: bodies."""
+    end = cfg.consumers * WARPS_PER_WARPGROUP
+    compute_regs, load_regs = cfg.regs
+    return RoleTable(
+        (
+            Role("compute", warps=(0, end), regs=compute_regs, body=compute, instances=cfg.consumers),
+            Role("load", warps=(end, end + 1), regs=load_regs, body=load),
+        )
+    )
 
 
 def packed_heads_of_one(spec: AttentionSpec) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..api.dropout import dropout_mask
+from ..api.quantized import Quantized, quantize
 from ..mods.ir.dropout import Rate
 from ..runtime.spec import AttentionInputs, AttentionSpec, Flags, Gradients, compute_dtype
 from . import reference
@@ -229,6 +230,11 @@ def other_draws(problem: Problem) -> Iterator[Problem]:
     """Generate problems that differ from this one only in random data."""
     for seed in range(_LARGE_LOGITS_DRAWS if problem.case.logits >= _LARGE_LOGITS else DRAWS):
         yield make(problem.case, seed, problem.inputs.q.device)
+
+
+def in_blocks(recipe: str, q: Tensor, k: Tensor, v: Tensor) -> list[Quantized]:
+    """Return q, k and v in a recipe with scales of blocks, each along the axis that its product sums over."""
+    return [quantize(x, recipe, axis=axis) for x, axis in ((q, "head_dim"), (k, "head_dim"), (v, "tokens"))]
 
 
 def judge_by_draws(

@@ -1,7 +1,7 @@
 """Attention on e4m3 tensors on the emulated consumer Blackwell chip, whose kernel multiplies 8-bit numbers."""
 
+import functools
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
@@ -19,13 +19,11 @@ from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.pipeline.roles import REGISTERS_PER_SM
 from fa4.runtime import dispatch
-from fa4.runtime.choice import given
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
-from fa4.sm120.fwd import plan as plans
 from fa4.sm120.fwd.kernel import channels, roles, smem_map
 from fa4.sm120.fwd.plan import Sm120Forward
-from fa4.sm120.fwd.tiles import ForwardTiles, tiles_for
+from fa4.sm120.fwd.tiles import ForwardTiles
 from tests.fp8.heads import (
     CASES,
     E4M3,
@@ -35,6 +33,7 @@ from tests.fp8.heads import (
     of_heads,
 )
 from tests.machine_code import machine_code
+from tests.sm120.running import run_multiplied
 
 pytestmark = pytest.mark.rotates(9)
 
@@ -58,18 +57,7 @@ PARTS = (
 )
 
 
-def run(problem, arguments, seed, schedule=None, sms=2, row=None):
-    """(out, lse) of the kernel. row: replaces that of the table of tiles."""
-    chooses = given(row) if row else None
-    with (
-        mock.patch.object(plans, "tiles_for", lambda *what: chooses or tiles_for(*what)),
-        mock.patch.object(dispatch, "planned", dispatch.planned.__wrapped__),
-        emulate("sm_120a", sms=sms, seed=seed, schedule=schedule or SCHEDULES[seed % len(SCHEDULES)]),
-        noting_kernels() as taken,
-    ):
-        results = problem.call(**arguments)
-    assert taken["native"] is Operands.E4M3
-    return results
+run = functools.partial(run_multiplied, Operands.E4M3)
 
 
 def made(case, seed):

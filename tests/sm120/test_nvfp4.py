@@ -1,10 +1,10 @@
 """Attention on e2m1 tensors with scales of blocks of 16 numbers, which the emulated consumer Blackwell chip multiplies
 with them."""
 
+import functools
 import itertools
 import math
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
@@ -22,17 +22,16 @@ from fa4.fwd.variant import Schedule
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.pipeline.roles import REGISTERS_PER_SM
-from fa4.runtime import dispatch, nvfp4
-from fa4.runtime.choice import given
+from fa4.runtime import nvfp4
 from fa4.runtime.device import chip_by_number, emulating
 from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
 from fa4.sm120 import mma
-from fa4.sm120.fwd import plan as plans
 from fa4.sm120.fwd.kernel import channels, roles, smem_map
 from fa4.sm120.fwd.plan import Sm120Forward
-from fa4.sm120.fwd.tiles import ForwardTiles, tiles_for
-from tests.fp8.heads import judged, noting_kernels
+from fa4.sm120.fwd.tiles import ForwardTiles
+from tests.fp8.heads import judged
 from tests.machine_code import machine_code
+from tests.sm120.running import run_multiplied
 
 pytestmark = pytest.mark.rotates(9)
 
@@ -55,6 +54,7 @@ _CASES = (
     Case("few_queries", seqlen_q=5, seqlen_k=200, head_dim=128, heads_q=8, heads_kv=2, sink=True),
     Case("group_of_twelve", seqlen_q=40, seqlen_k=200, head_dim=64, heads_q=12, heads_kv=1, causal=True),
 )
+run = functools.partial(run_multiplied, Operands.NVFP4)
 CASES = {case.name: case for case in _CASES}
 
 
@@ -79,20 +79,6 @@ def made(case, seed):
     spec = replace(problem.spec, dtype=torch.bfloat16, operands=Operands.NVFP4)
     inputs = inputs._replace(q=exact[0], k=exact[1], v=exact[2])
     return replace(problem, inputs=inputs, spec=spec), arguments
-
-
-def run(problem, arguments, seed, schedule=None, sms=2, row=None):
-    """(out, lse) of the kernel, which takes numbers and scales as they are. row: replaces that of the table."""
-    chooses = given(row) if row else None
-    with (
-        mock.patch.object(plans, "tiles_for", lambda *what: chooses or tiles_for(*what)),
-        mock.patch.object(dispatch, "planned", dispatch.planned.__wrapped__),
-        emulate("sm_120a", sms=sms, seed=seed, schedule=schedule or SCHEDULES[seed % len(SCHEDULES)]),
-        noting_kernels() as taken,
-    ):
-        results = problem.call(**arguments)
-    assert taken["native"] is Operands.NVFP4
-    return results
 
 
 def check(problem, arguments, seed, **options):

@@ -8,9 +8,10 @@ these are what bounds.
 
 from __future__ import annotations
 
+from ....fwd.consumers import consumer_roles
 from ....fwd.launch import ForwardKernel, ForwardKernelArguments
 from ....pipeline.channels import By, Carries, Channel, ChannelTable, Every
-from ....pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
+from ....pipeline.roles import WARPS_PER_WARPGROUP, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from .compute import compute
 from .config import Fp8Config, Fp8Context
@@ -18,14 +19,7 @@ from .load import load
 
 
 def roles(cfg: Fp8Config) -> RoleTable:
-    end = cfg.consumers * WARPS_PER_WARPGROUP
-    compute_regs, load_regs = cfg.regs
-    return RoleTable(
-        (
-            Role("compute", warps=(0, end), regs=compute_regs, body=compute, instances=cfg.consumers),
-            Role("load", warps=(end, end + 1), regs=load_regs, body=load),
-        )
-    )
+    return consumer_roles(cfg, compute, load)
 
 
 def channels(cfg: Fp8Config) -> ChannelTable:
