@@ -1,4 +1,4 @@
-"""Which key blocks of a forward come from device memory because L2 holds them no longer: its CTAs in time, and an LRU
+"""Which key blocks of a forward come from device memory because L2 does not hold them: its CTAs in time, and an LRU
 cache of key blocks.
 
 A CTA reads the key blocks of its tile one after the other, some blocks ahead of the one that it computes. Concurrent
