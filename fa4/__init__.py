@@ -14,6 +14,7 @@ from .kvcache import flash_attn_with_kvcache, mla_attention_with_kvcache
 from .mods.frontend.blocks import create_block_mask
 from .mods.frontend.trace import ModError
 from .runtime.dispatch import NoBackend
+from .sparse import sparse_attention
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "register_sdpa",
     "register_transformers",
     "scores",
+    "sparse_attention",
 ]

@@ -20,6 +20,7 @@ LAYERS = (
     ("sm80", "sm90", "sm100", "sm120", "torch_ops"),
     ("distributed", "kvcache"),
     ("api", "masks", "scores"),
+    ("sparse",),
     ("compat", "integrations", "oracle"),
     ("emulator",),
     ("cli",),

@@ -1,0 +1,188 @@
+"""Attention of each query to the rows of its own list, and its gradients.
+
+Forward: a query with the heads that share a list is a sequence of one token in a cache with pages of one row, and the
+list is its page table. Backward: K and V of some queries are gathered, the usual backward runs with the heads of a
+query as its rows, and the gradients of gathered rows are added to those of the rows they came from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kvcache import flash_attn_with_kvcache
+from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
+from ..torch_ops import ops
+from .selection import Places, Rule, in_memory, selected_rows
+
+LISTED_ROWS = (
+    1 << 24
+)  # numbers of rows in lists at a time in the forward, 4 bytes each and some more while they are made
+GATHERED_NUMBERS = 1 << 27  # numbers of K, V, dK and dV that a backward holds of gathered rows
+
+
+class Pattern(NamedTuple):
+    """What each query attends to. places: of flattened queries. indices, counts: of flattened queries, see
+    `selected_rows`. longest: at least the keys of a sequence. page_table: of flattened k, in pages of `page_size`."""
+
+    indices: Tensor
+    counts: Tensor | None
+    places: Places
+    rule: Rule
+    longest: int
+    page_table: Tensor | None = None
+    page_size: int = 1
+
+    @property
+    def lists(self) -> int:
+        return self.indices.shape[1]
+
+    @property
+    def keep(self) -> int:
+        return min(self.rule.width(self.indices.shape[2]), self.longest)
+
+    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the rows in flattened k of the queries `first` to `stop` - 1, and their numbers."""
+        places, counts = self.places.part(first, stop), None if self.counts is None else self.counts[first:stop]
+        rows, count = selected_rows(self.indices[first:stop], counts, places, self.rule, self.keep)
+        is_used = torch.arange(self.keep, device=rows.device) < count[..., None]
+        return torch.where(is_used, in_memory(rows, places, self.page_table, self.page_size), 0), count
+
+
+class Heads(NamedTuple):
+    """How heads go to lists: a list serves all heads, or the heads of a part of the key/value heads, or a part of the
+    query heads of one key/value head."""
+
+    lists: int
+    query: int
+    key: int
+
+    @property
+    def keys_of_list(self) -> int:
+        return max(self.key // self.lists, 1)
+
+    def key_rows(self, rows: Tensor) -> Tensor:
+        """Return where the rows are in k with its heads flattened into rows, if a list has one key/value head."""
+        if self.lists == 1:
+            return rows
+        head = torch.arange(self.lists, device=rows.device, dtype=torch.int32) * self.key // self.lists
+        return rows * self.key + head[:, None]
+
+    def by_list(self, x: Tensor) -> Tensor:
+        """View (tokens, query heads, columns) as (tokens x lists, query heads of a list, columns)."""
+        return x.reshape(x.shape[0] * self.lists, self.query // self.lists, *x.shape[2:])
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """View flattened k or v as rows that lists number, (rows, key/value heads of a list, columns)."""
+        return x.reshape(-1, self.keys_of_list, x.shape[-1])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags) -> tuple[Tensor, Tensor]:
+    """Return out (tokens, heads_q, head_dim_v) and lse (tokens, heads_q), differentiable in q, k and v.
+
+    q: (tokens, heads_q, head_dim). k, v: (rows, heads_kv, head_dim or head_dim_v).
+    """
+    return _Sparse.apply(q, k, v, pattern, flags)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags) -> tuple[Tensor, Tensor]:
+    """Compute `attend`."""
+    heads = Heads(pattern.lists, q.shape[1], k.shape[1])
+    out = q.new_zeros(*q.shape[:2], v.shape[-1])
+    lse = q.new_full(q.shape[:2], -torch.inf, dtype=compute_dtype(q.dtype))
+    if not (pattern.keep and out.numel() and k.shape[0]):
+        return out, lse
+    k_rows, v_rows = heads.of_rows(k)[:, None], heads.of_rows(v)[:, None]
+    step = max(LISTED_ROWS // (pattern.keep * pattern.lists), 1)
+    for first in range(0, q.shape[0], step):
+        part = slice(first, first + step)
+        rows, count = pattern.rows(first, min(first + step, q.shape[0]))
+        of_lists = flash_attn_with_kvcache(
+            heads.by_list(q[part])[:, None], k_rows, v_rows,
+            page_table=heads.key_rows(rows).flatten(0, 1), cache_seqlens=count.flatten(),
+            softmax_scale=flags.softmax_scale, return_lse=True, backend=flags.backend,
+        )  # fmt: skip
+        assert isinstance(of_lists, tuple)
+        out[part], lse[part] = of_lists[0].view(out[part].shape), of_lists[1].view(lse[part].shape)
+    return out, lse
+
+
+def backward(
+    saved: Saved, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk and dv of `attend`. saved: shaped as its results."""
+    heads = Heads(pattern.lists, q.shape[1], k.shape[1])
+    dtype = compute_dtype(q.dtype)
+    dq, sums = torch.zeros_like(q), [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v)]
+    if pattern.keep and q.numel() and k.shape[0]:
+        columns = 2 * pattern.keep * pattern.lists * heads.keys_of_list * (k.shape[-1] + v.shape[-1])
+        step = max(GATHERED_NUMBERS // columns, 1)
+        for first in range(0, q.shape[0], step):
+            part = slice(first, first + step)
+            of_part = Saved(*(None if x is None else x[part] for x in saved))  # type: ignore[arg-type]
+            rows, count = pattern.rows(first, min(first + step, q.shape[0]))
+            dq[part] = _backward_of(of_part, q[part], k, v, heads, rows, count, flags, sums)
+    return dq, *(total.to(x.dtype) for total, x in zip(sums, (k, v)))  # type: ignore[return-value]
+
+
+def _backward_of(
+    saved: Saved, q: Tensor, k: Tensor, v: Tensor, heads: Heads, rows: Tensor, count: Tensor, flags: Flags,
+    sums: list[Tensor],
+) -> Tensor:  # fmt: skip
+    """Return dq of some queries; add their part of dk and dv to `sums`."""
+    lists, per = q.shape[0] * heads.lists, heads.keys_of_list
+    numbers = heads.key_rows(rows).flatten().long()
+    k_rows, v_rows = (heads.of_rows(x)[numbers].view(lists, -1, per, x.shape[-1]) for x in (k, v))
+
+    def by_rows(x: Tensor) -> Tensor:
+        """(tokens, heads_q, columns) -> (lists, query heads of a key/value head, key/value heads of a list, columns)"""
+        return heads.by_list(x).unflatten(1, (per, -1)).transpose(1, 2)
+
+    lse, dlse = (
+        None if x is None else heads.by_list(x).unflatten(1, (per, -1)).contiguous() for x in (saved.lse, saved.dlse)
+    )
+    of_lists = Saved(by_rows(saved.out).contiguous(), lse, by_rows(saved.dout).contiguous(), dlse)  # type: ignore[arg-type]
+    q_rows = by_rows(q)
+    inputs = AttentionInputs(
+        q_rows, k_rows, v_rows, seqused_k=count.flatten(), max_seqlen_q=q_rows.shape[1], max_seqlen_k=k_rows.shape[1]
+    )
+    (dq, dk, dv, _), _ = ops.backward(of_lists, inputs, None, flags)
+    # Rows past a list's end have gradients 0. Adding these to different rows is faster than to one.
+    is_used = (torch.arange(k_rows.shape[1], device=q.device) < count[..., None]).flatten()
+    unused = torch.arange(numbers.shape[0], device=q.device) % heads.of_rows(k).shape[0]
+    numbers = torch.where(is_used, numbers, unused)
+    for total, x in zip(sums, (dk, dv)):
+        _add_rows(heads.of_rows(total), numbers, x.reshape(-1, *x.shape[2:]), flags.deterministic)
+    return dq.transpose(1, 2).reshape(q.shape)
+
+
+def _add_rows(total: Tensor, numbers: Tensor, rows: Tensor, deterministic: bool) -> None:
+    """Add rows to those of `total` that `numbers` tells; in a fixed order, if deterministic."""
+    rows = rows.to(total.dtype)
+    if deterministic and total.is_cuda:  # torch sorts the numbers and adds equal ones in order
+        total.index_put_((numbers,), rows, accumulate=True)
+    else:
+        total.index_add_(0, numbers, rows)
+
+
+class _Sparse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags) -> tuple[Tensor, Tensor]:
+        out, lse = forward(q, k, v, pattern, flags)
+        ctx.set_materialize_grads(False)
+        ctx.flags, ctx.rule, ctx.sizes = flags, pattern.rule, (pattern.longest, pattern.page_size)
+        ctx.save_for_backward(out, lse, q, k, v, pattern.indices, pattern.counts, *pattern.places, pattern.page_table)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dout is None and dlse is None:
+            return (None,) * 5
+        out, lse, q, k, v, indices, counts, *places, page_table = ctx.saved_tensors
+        longest, page_size = ctx.sizes
+        pattern = Pattern(indices, counts, Places(*places), ctx.rule, longest, page_table, page_size)
+        saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
+        return *backward(saved, q, k, v, pattern, ctx.flags), None, None

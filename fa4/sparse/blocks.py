@@ -1,0 +1,76 @@
+"""Lists of key blocks for blocks of queries, as a block mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mods.frontend.blocks import FULL, PARTIAL, listed
+from .selection import Rule
+
+
+def block_mask(
+    indices: Tensor, counts: Tensor | None, rule: Rule, heads: int, longest: tuple[int, int], shift: Tensor | int
+) -> Any:
+    """Return the block mask of the lists.
+
+    Args:
+        indices: (batch, blocks of queries, lists, blocks), counts: (batch, blocks of queries, lists).
+        heads: query heads. longest: queries and keys of the longest sequences.
+        shift: position of a sequence's first query among its keys; a tensor has one for each sequence, (batch,) int32.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    size = rule.granularity
+    batch, queries, lists, blocks = indices.shape
+    columns = -(-longest[1] // size)
+    is_listed = indices >= 0
+    if counts is not None:
+        is_listed = is_listed & (torch.arange(blocks, device=indices.device) < counts[..., None])
+    chosen = torch.where(is_listed, indices, columns).clamp(max=columns).long()  # blocks past the last are not there
+    table = torch.zeros(batch, queries, lists, columns + 1, dtype=torch.uint8, device=indices.device)
+    table = table.scatter_(3, chosen, FULL)[..., :columns].transpose(1, 2)
+    is_chosen = table == FULL
+    first = torch.arange(queries, device=indices.device)[:, None] * size + _for_pairs(shift)  # (batch or 1, queries, 1)
+    key = torch.arange(columns, device=indices.device) * size
+    if rule.causal:
+        table = torch.where(is_chosen & (key + size - 1 > first)[:, None], PARTIAL, table)
+        table = torch.where((key > first + size - 1)[:, None], 0, table)
+    if rule.window is not None:
+        is_near = (key <= first + size - 1) & (key + size > first - rule.window)
+        table = torch.where((table == 0) & is_near[:, None], PARTIAL, table)
+    partial_counts, partial, full_counts, full = (x.repeat_interleave(heads // lists, 1) for x in listed(table))
+    return BlockMask.from_kv_blocks(
+        partial_counts, partial, full_counts, full, BLOCK_SIZE=(size, size),
+        mask_mod=_within(rule, shift, is_chosen, heads // lists), seq_lengths=longest,
+    )  # fmt: skip
+
+
+def _for_pairs(shift: Tensor | int) -> Tensor | int:
+    return shift[:, None, None] if isinstance(shift, Tensor) else shift
+
+
+def _within(rule: Rule, shift: Tensor | int, is_chosen: Tensor, group: int) -> Callable[..., Tensor] | None:
+    """Return what a query attends to in a partial block."""
+    window, size = rule.window, rule.granularity
+    if window is None and not rule.causal:
+        return None
+
+    def distance(b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return q_idx - kv_idx + (shift[b] if isinstance(shift, Tensor) else shift)
+
+    def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return distance(b, q_idx, kv_idx) >= 0
+
+    def near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        before = distance(b, q_idx, kv_idx)
+        return (before >= 0) & (before <= window)
+
+    def causal_or_near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        before = distance(b, q_idx, kv_idx)
+        return (before >= 0) & ((before <= window) | is_chosen[b, h // group, q_idx // size, kv_idx // size])
+
+    return causal if window is None else causal_or_near if rule.causal else near
