@@ -84,8 +84,10 @@ def packed_heads(spec: AttentionSpec, extent: ProblemSize, consumers: int, packs
         return 1  # query heads may have blocks of their own
     if consumers == 1:
         return packed_heads_of_one(spec)
-    is_short = 2 * extent.max_seqlen_q <= consumers * ROWS
-    return math.gcd(spec.group, ROWS_PER_WARP) if is_short or packs_heads else 1
+    rows = consumers * ROWS
+    if 2 * extent.max_seqlen_q <= rows:
+        return math.gcd(spec.group, rows)
+    return math.gcd(spec.group, ROWS_PER_WARP) if packs_heads else 1
 
 
 def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:

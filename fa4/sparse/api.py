@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..api.dense import flash_attn_func, flash_attn_varlen_func
-from ..runtime.spec import Flags
 from ..torch_ops import checks as common
 from . import attend, blocks, checks
 from .selection import Places, Rule, dense_places, packed_places
@@ -104,7 +103,7 @@ def sparse_attention(
         flags._replace(window_right=None, needs_backward=False),
     )  # fmt: skip
     if sink is not None:
-        out, lse = _with_sink(out, lse, sink)
+        out, lse = _with_sink(out, lse, sink, cu_seqlens_q)
     out, lse = out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1]).transpose(-1, -2)
     return (out, lse) if return_lse else out
 
@@ -140,8 +139,12 @@ def _of_tokens(t: checks.Tensors, rule: Rule, sizes: checks.Sizes, places: Place
     return t._replace(indices=t.indices[places.sequence, block], counts=counts)
 
 
-def _with_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+def _with_sink(out: Tensor, lse: Tensor, sink: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tensor]:
     """Add a sink to results without one, (tokens, heads, head_dim_v) and (tokens, heads)."""
     logit = sink.to(lse.dtype)
     share = torch.where(lse == -torch.inf, 0.0, torch.sigmoid(lse - logit))
-    return (out * share[..., None]).to(out.dtype), torch.logaddexp(lse, logit)
+    with_sink = torch.logaddexp(lse, logit)
+    if cu_seqlens_q is not None:  # rows past the last sequence have none
+        is_used = torch.arange(lse.shape[0], device=lse.device) < cu_seqlens_q[-1]
+        with_sink = torch.where(is_used[:, None], with_sink, lse)
+    return (out * share[..., None]).to(out.dtype), with_sink

@@ -73,7 +73,7 @@ def _check_layout(t: Tensors, max_seqlens: tuple[Any, Any]) -> Sizes:
     is_paged = t.page_table is not None
     if is_paged and packed_k:
         raise ValueError("cu_seqlens_k and page_table are both given, expected one: where the keys of a sequence are")
-    if packed_k and not packed_q or packed_q and not (packed_k or is_paged):
+    if (packed_k and not packed_q) or (packed_q and not (packed_k or is_paged)):
         given, missing = ("cu_seqlens_q", "cu_seqlens_k") if packed_q else ("cu_seqlens_k", "cu_seqlens_q")
         raise ValueError(f"{given} is given without {missing}, expected both or none")
     if packed_k and t.seqused_k is not None:

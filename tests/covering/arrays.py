@@ -14,6 +14,7 @@ from tests.covering.model import (
     CALLS,
     EIGHT_BITS,
     FOUR_BITS,
+    SPARSE,
     TRAINING_IN_EIGHT_BITS,
     WIDE,
     WIDEST,
@@ -233,11 +234,14 @@ ARRAYS = {
         # Calls on e2m1 tensors that the kernel of sm_120 multiplies as such, and of all kinds.
         Array("four-bits", FOUR_BITS.with_levels(**_MULTIPLIED_4BIT), 2, backends=("sm120",)),
         Array("four-bits-dequantised", FOUR_BITS, 2),
+        # Each query attends to the keys that it lists.
+        Array("sparse", SPARSE.without(**_CHIPS), 2),
+        Array("sparse-triples", SPARSE.without(head_dim=("128", "192", "256")), 3),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),
     )
 }
-PAIRS, TRIPLES = ("training", "inference", "caches"), ("calls-triples", "caches-triples")
+PAIRS, TRIPLES = ("training", "inference", "caches", "sparse"), ("calls-triples", "caches-triples", "sparse-triples")
 IN_TORCH = *TRIPLES, "four-bits", "four-bits-dequantised"
 
 if __name__ == "__main__":

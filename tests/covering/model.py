@@ -369,5 +369,35 @@ FOUR_BITS = Model(
     ),
     EIGHT_BITS.foreign,
 )  # fmt: skip
-MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS, TRAINING_IN_EIGHT_BITS, FOUR_BITS)}
+# Which kernels take the parts of a call follows from all of its levels.
+_OF_PARTS = Exclusion({}, "lists of rows are a cache with pages of one row, and then a dense backward", by_seed=True)
+SPARSE = Model(
+    "sparse",
+    dict(
+        form=("dense", "packed", "used", "pages"),
+        per=("token", "block"),
+        granularity=("1", "4", "16", "64", "128"),
+        lists=("one", "key_heads", "query_heads"),
+        chosen=("some", "all", "none"),
+        counts=("no", "yes"),
+        causal=("no", "yes"),
+        window=("no", "own", "some"),
+        sink=("no", "yes"),
+        dtype=CALLS.factors["dtype"],
+        head_dim=("small", "64", "128", "odd", "192", "256"),
+        **{name: CALLS.factors[name] for name in ("head_dim_v", "group")},
+        lengths=("ragged", "one_query", "one_key", "tiles", "more_queries", "few_queries", "zero"),
+        scale=CALLS.factors["scale"],
+        direction=("training", "inference"),
+        **{name: CALLS.factors[name] for name in ("deterministic", "dlse", "layout")},
+    ),
+    (
+        _no("a cache has no gradients", "with a page_table there are no gradients", form="pages", direction="training"),
+        _no("nothing is trained", direction="inference", dlse="yes"),
+        _no("nothing is trained", direction="inference", deterministic="yes"),
+        _no("rows of pages are copied anyway", form="pages", layout=("heads_first", "padded", "expanded", "unaligned")),
+    ),
+    {"sm80": (_OF_PARTS,), "sm90": (_OF_PARTS,), "sm100": (_OF_PARTS,), "sm120": (_OF_PARTS,)},
+)
+MODELS = {model.name: model for model in (CALLS, CACHES, EIGHT_BITS, TRAINING_IN_EIGHT_BITS, FOUR_BITS, SPARSE)}
 BACKENDS = "sm80", "sm90", "sm100"  # of kernels that take all of most rows

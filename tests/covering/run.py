@@ -17,7 +17,7 @@ import torch
 
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number, chip_of
-from tests.covering import caches, calls, eight_bits
+from tests.covering import caches, calls, eight_bits, sparse
 from tests.covering.arrays import ARRAYS, IN_TORCH, PAIRS
 from tests.covering.model import Row
 from tests.forget import forget_calls
@@ -31,6 +31,7 @@ BUILD: dict[str, Callable[..., Any]] = {
     "eight bits": eight_bits.build,
     "training in eight bits": eight_bits.build_training,
     "four bits": eight_bits.build_four_bits,
+    "sparse": sparse.build,
 }
 
 
