@@ -169,3 +169,15 @@ def clamp_tile(tile: Int32, rows: Rows, size: int) -> Int32:
 def modes_reversed(x: cute.Tensor) -> cute.Tensor:
     """Return the tensor with its modes in reverse order: the contiguous mode first."""
     return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(reversed(range(cute.rank(x))))))
+
+
+@cute.jit
+def sequence_of(cu_seqlens: cute.Tensor, row: Int32):
+    """Binary search: last sequence that starts at or before `row`."""
+    found, stop = Int32(0), Int32(cute.size(cu_seqlens)) - 1
+    while stop - found > 1:
+        middle = (found + stop) // 2
+        is_after = cu_seqlens[middle] > row
+        found = Int32(cutlass.select_(is_after, found, middle))
+        stop = Int32(cutlass.select_(is_after, middle, stop))
+    return found

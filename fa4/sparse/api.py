@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ..api.dense import flash_attn_func, flash_attn_varlen_func
 from ..torch_ops import checks as common
 from . import attend, blocks, checks
-from .selection import Places, Rule, dense_places, packed_places
+from .selection import Layout, Places, Rule
 
 NARROWEST_BLOCK = 16  # of a block mask
 
@@ -90,28 +89,20 @@ def sparse_attention(
     if per == "block" and page_table is None and rule.granularity >= NARROWEST_BLOCK:
         out, lse = _by_blocks(t, rule, sizes, options)
         return (out, lse) if return_lse else out
-    places = _places(t, sizes)
+    layout = Layout(
+        *sizes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, None if page_table is None else k.shape[1]
+    )
     if per == "block":
-        t = _of_tokens(t, rule, sizes, places)
+        t = _of_tokens(t, rule, layout)
     tokens, lists, n = math.prod(q.shape[:-2]), indices.shape[-2], indices.shape[-1]
-    pattern = attend.Pattern(
-        t.indices.reshape(tokens, lists, n), None if t.counts is None else t.counts.reshape(tokens, lists),
-        places, rule, sizes.keys, page_table, 1 if page_table is None else k.shape[1],
-    )  # fmt: skip
+    counts = None if t.counts is None else t.counts.reshape(tokens, lists)
+    pattern = attend.Pattern(t.indices.reshape(tokens, lists, n), counts, rule, layout)
     out, lse = attend.attend(
-        q.reshape(tokens, *q.shape[-2:]), k.reshape(-1, *k.shape[-2:]), v.reshape(-1, *v.shape[-2:]), pattern,
-        flags._replace(window_right=None, needs_backward=False),
+        q.reshape(tokens, *q.shape[-2:]), k.reshape(-1, *k.shape[-2:]), v.reshape(-1, *v.shape[-2:]), sink, pattern,
+        flags._replace(window_right=None, needs_backward=True),
     )  # fmt: skip
-    if sink is not None:
-        out, lse = _with_sink(out, lse, sink, cu_seqlens_q)
     out, lse = out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1]).transpose(-1, -2)
     return (out, lse) if return_lse else out
-
-
-def _places(t: checks.Tensors, sizes: checks.Sizes) -> Places:
-    if t.cu_seqlens_q is None:
-        return dense_places(sizes.batch, t.q.shape[1], sizes.keys, t.seqused_k, t.q.device)
-    return packed_places(t.q.shape[0], t.cu_seqlens_q, t.cu_seqlens_k, t.seqused_k)
 
 
 def _by_blocks(t: checks.Tensors, rule: Rule, sizes: checks.Sizes, options: common.Options) -> tuple[Tensor, Tensor]:
@@ -128,23 +119,9 @@ def _by_blocks(t: checks.Tensors, rule: Rule, sizes: checks.Sizes, options: comm
     return flash_attn_varlen_func(t.q, t.k, t.v, max_seqlen_q=sizes.queries, max_seqlen_k=sizes.keys, **arguments)
 
 
-def _of_tokens(t: checks.Tensors, rule: Rule, sizes: checks.Sizes, places: Places) -> checks.Tensors:
+def _of_tokens(t: checks.Tensors, rule: Rule, layout: Layout) -> checks.Tensors:
     """Give each query the list of its block."""
-    if t.cu_seqlens_q is None:
-        query = torch.arange(sizes.queries, device=t.q.device).repeat(sizes.batch)
-    else:
-        query = torch.arange(t.q.shape[0], device=t.q.device) - t.cu_seqlens_q.long()[places.sequence]
-    block = (query // rule.granularity).clamp(max=max(t.indices.shape[1] - 1, 0))  # of rows past the last sequence: any
+    places = Places.of(layout, 0, math.prod(t.q.shape[:-2]), t.q.device)
+    block = (places.query // rule.granularity).clamp(max=max(t.indices.shape[1] - 1, 0))  # of unused rows: any
     counts = None if t.counts is None else t.counts[places.sequence, block]
     return t._replace(indices=t.indices[places.sequence, block], counts=counts)
-
-
-def _with_sink(out: Tensor, lse: Tensor, sink: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Add a sink to results without one, (tokens, heads, head_dim_v) and (tokens, heads)."""
-    logit = sink.to(lse.dtype)
-    share = torch.where(lse == -torch.inf, 0.0, torch.sigmoid(lse - logit))
-    with_sink = torch.logaddexp(lse, logit)
-    if cu_seqlens_q is not None:  # rows past the last sequence have none
-        is_used = torch.arange(lse.shape[0], device=lse.device) < cu_seqlens_q[-1]
-        with_sink = torch.where(is_used[:, None], with_sink, lse)
-    return (out * share[..., None]).to(out.dtype), with_sink

@@ -13,42 +13,15 @@ import torch
 from torch import Tensor
 
 from ..kvcache import flash_attn_with_kvcache
+from ..runtime.device import chip_of
 from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
 from ..torch_ops import ops
-from .selection import Places, Rule, in_memory, selected_rows
+from .selection import Layout, Places, Rule, in_memory, selected_rows
 
 LISTED_ROWS = (
     1 << 24
 )  # numbers of rows in lists at a time in the forward, 4 bytes each and some more while they are made
 GATHERED_NUMBERS = 1 << 27  # numbers of K, V, dK and dV that a backward holds of gathered rows
-
-
-class Pattern(NamedTuple):
-    """What each query attends to. places: of flattened queries. indices, counts: of flattened queries, see
-    `selected_rows`. longest: at least the keys of a sequence. page_table: of flattened k, in pages of `page_size`."""
-
-    indices: Tensor
-    counts: Tensor | None
-    places: Places
-    rule: Rule
-    longest: int
-    page_table: Tensor | None = None
-    page_size: int = 1
-
-    @property
-    def lists(self) -> int:
-        return self.indices.shape[1]
-
-    @property
-    def keep(self) -> int:
-        return min(self.rule.width(self.indices.shape[2]), self.longest)
-
-    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return the rows in flattened k of the queries `first` to `stop` - 1, and their numbers."""
-        places, counts = self.places.part(first, stop), None if self.counts is None else self.counts[first:stop]
-        rows, count = selected_rows(self.indices[first:stop], counts, places, self.rule, self.keep)
-        is_used = torch.arange(self.keep, device=rows.device) < count[..., None]
-        return torch.where(is_used, in_memory(rows, places, self.page_table, self.page_size), 0), count
 
 
 class Heads(NamedTuple):
@@ -79,29 +52,85 @@ class Heads(NamedTuple):
         return x.reshape(-1, self.keys_of_list, x.shape[-1])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags) -> tuple[Tensor, Tensor]:
-    """Return out (tokens, heads_q, head_dim_v) and lse (tokens, heads_q), differentiable in q, k and v.
+class Pattern(NamedTuple):
+    """What each query attends to. indices, counts: of flattened queries, see `selected_rows`."""
 
-    q: (tokens, heads_q, head_dim). k, v: (rows, heads_kv, head_dim or head_dim_v).
+    indices: Tensor
+    counts: Tensor | None
+    rule: Rule
+    layout: Layout
+
+    @property
+    def lists(self) -> int:
+        return self.indices.shape[1]
+
+    @property
+    def keep(self) -> int:
+        """At least the keys that a query attends to."""
+        return min(self.rule.width(self.indices.shape[2]), self.layout.keys)
+
+    def rows(self, first: int, stop: int, heads: Heads, by_kernel: bool) -> tuple[Tensor, Tensor]:
+        """Return the rows of the queries `first` to `stop` - 1 in k, as `Heads.of_rows` flattens it, and their
+        numbers. Rows past these numbers are any."""
+        indices, counts = self.indices[first:stop], None if self.counts is None else self.counts[first:stop]
+        if by_kernel:
+            return _rows_by_kernel(indices, counts, self.rule, self.layout, self.keep, first, heads)
+        places = Places.of(self.layout, first, stop, indices.device)
+        rows, count = selected_rows(indices, counts, places, self.rule, self.keep)
+        return heads.key_rows(in_memory(rows, places, self.layout)), count
+
+
+def _rows_by_kernel(
+    indices: Tensor, counts: Tensor | None, rule: Rule, layout: Layout, keep: int, first: int, heads: Heads
+) -> tuple[Tensor, Tensor]:
+    from ..fwd.kernels.select import SelectConfig, SelectNumbers, SelectTensors, launcher  # needs CuTe DSL
+
+    cfg = SelectConfig(
+        rule.granularity, rule.causal, rule.window is not None, counts is not None, layout.cu_seqlens_q is not None,
+        layout.cu_seqlens_k is not None, layout.seqused_k is not None, layout.page_size, heads.lists > 1,  # type: ignore[arg-type]
+    )  # fmt: skip
+    rows = indices.new_empty(*indices.shape[:2], keep)
+    kept = indices.new_empty(indices.shape[:2])
+    of_layout = layout.cu_seqlens_q, layout.cu_seqlens_k, layout.seqused_k, layout.page_table
+    tensors = SelectTensors(indices, counts, *of_layout, rows, kept)
+    numbers = SelectNumbers(first, layout.queries, layout.keys, rule.window or 0, heads.key)
+    launcher(cfg, chip_of(indices.device))(tensors, numbers)
+    return rows, kept
+
+
+def _has_kernel(q: Tensor, backend: str) -> bool:
+    """Whether kernels make the lists of rows. Compiled code holds torch's operators alone."""
+    if backend == "torch" or torch.compiler.is_compiling():
+        return False
+    chip = chip_of(q.device)
+    return chip.number >= 80 and chip.compiles
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, pattern: Pattern, flags: Flags
+) -> tuple[Tensor, Tensor]:
+    """Return out (tokens, heads_q, head_dim_v) and lse (tokens, heads_q), differentiable in q, k, v and the sink.
+
+    q: (tokens, heads_q, head_dim). k, v: (rows, heads_kv, head_dim or head_dim_v). sink: (heads_q,).
     """
-    return _Sparse.apply(q, k, v, pattern, flags)
+    return _Sparse.apply(q, k, v, sink, pattern, flags)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags) -> tuple[Tensor, Tensor]:
     """Compute `attend`."""
-    heads = Heads(pattern.lists, q.shape[1], k.shape[1])
+    heads, by_kernel = Heads(pattern.lists, q.shape[1], k.shape[1]), _has_kernel(q, flags.backend)
     out = q.new_zeros(*q.shape[:2], v.shape[-1])
     lse = q.new_full(q.shape[:2], -torch.inf, dtype=compute_dtype(q.dtype))
-    if not (pattern.keep and out.numel() and k.shape[0]):
+    if not (pattern.keep and out.numel() and k.shape[0] and pattern.layout.batch):
         return out, lse
     k_rows, v_rows = heads.of_rows(k)[:, None], heads.of_rows(v)[:, None]
     step = max(LISTED_ROWS // (pattern.keep * pattern.lists), 1)
     for first in range(0, q.shape[0], step):
         part = slice(first, first + step)
-        rows, count = pattern.rows(first, min(first + step, q.shape[0]))
+        rows, count = pattern.rows(first, min(first + step, q.shape[0]), heads, by_kernel)
         of_lists = flash_attn_with_kvcache(
             heads.by_list(q[part])[:, None], k_rows, v_rows,
-            page_table=heads.key_rows(rows).flatten(0, 1), cache_seqlens=count.flatten(),
+            page_table=rows.flatten(0, 1), cache_seqlens=count.flatten(),
             softmax_scale=flags.softmax_scale, return_lse=True, backend=flags.backend,
         )  # fmt: skip
         assert isinstance(of_lists, tuple)
@@ -113,16 +142,16 @@ def backward(
     saved: Saved, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv of `attend`. saved: shaped as its results."""
-    heads = Heads(pattern.lists, q.shape[1], k.shape[1])
+    heads, by_kernel = Heads(pattern.lists, q.shape[1], k.shape[1]), _has_kernel(q, flags.backend)
     dtype = compute_dtype(q.dtype)
     dq, sums = torch.zeros_like(q), [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v)]
-    if pattern.keep and q.numel() and k.shape[0]:
+    if pattern.keep and q.numel() and k.shape[0] and pattern.layout.batch:
         columns = 2 * pattern.keep * pattern.lists * heads.keys_of_list * (k.shape[-1] + v.shape[-1])
         step = max(GATHERED_NUMBERS // columns, 1)
         for first in range(0, q.shape[0], step):
             part = slice(first, first + step)
             of_part = Saved(*(None if x is None else x[part] for x in saved))  # type: ignore[arg-type]
-            rows, count = pattern.rows(first, min(first + step, q.shape[0]))
+            rows, count = pattern.rows(first, min(first + step, q.shape[0]), heads, by_kernel)
             dq[part] = _backward_of(of_part, q[part], k, v, heads, rows, count, flags, sums)
     return dq, *(total.to(x.dtype) for total, x in zip(sums, (k, v)))  # type: ignore[return-value]
 
@@ -133,7 +162,8 @@ def _backward_of(
 ) -> Tensor:  # fmt: skip
     """Return dq of some queries; add their part of dk and dv to `sums`."""
     lists, per = q.shape[0] * heads.lists, heads.keys_of_list
-    numbers = heads.key_rows(rows).flatten().long()
+    is_used = torch.arange(rows.shape[2], device=q.device) < count[..., None]
+    numbers = torch.where(is_used, rows, 0).flatten()
     k_rows, v_rows = (heads.of_rows(x)[numbers].view(lists, -1, per, x.shape[-1]) for x in (k, v))
 
     def by_rows(x: Tensor) -> Tensor:
@@ -150,9 +180,8 @@ def _backward_of(
     )
     (dq, dk, dv, _), _ = ops.backward(of_lists, inputs, None, flags)
     # Rows past a list's end have gradients 0. Adding these to different rows is faster than to one.
-    is_used = (torch.arange(k_rows.shape[1], device=q.device) < count[..., None]).flatten()
-    unused = torch.arange(numbers.shape[0], device=q.device) % heads.of_rows(k).shape[0]
-    numbers = torch.where(is_used, numbers, unused)
+    unused = torch.arange(numbers.shape[0], device=q.device, dtype=numbers.dtype) % heads.of_rows(k).shape[0]
+    numbers = torch.where(is_used.flatten(), numbers, unused)
     for total, x in zip(sums, (dk, dv)):
         _add_rows(heads.of_rows(total), numbers, x.reshape(-1, *x.shape[2:]), flags.deterministic)
     return dq.transpose(1, 2).reshape(q.shape)
@@ -167,22 +196,49 @@ def _add_rows(total: Tensor, numbers: Tensor, rows: Tensor, deterministic: bool)
         total.index_add_(0, numbers, rows)
 
 
+def _with_sink(out: Tensor, lse: Tensor, sink: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Add the sink to results without it."""
+    logit = sink.to(lse.dtype)
+    share = torch.where(lse == -torch.inf, 0.0, torch.sigmoid(lse - logit))
+    with_sink = torch.logaddexp(lse, logit)
+    if cu_seqlens_q is not None:  # rows past the last sequence have none
+        is_used = torch.arange(lse.shape[0], device=lse.device) < cu_seqlens_q[-1]
+        with_sink = torch.where(is_used[:, None], with_sink, lse)
+    return (out * share[..., None]).to(out.dtype), with_sink
+
+
+def _sink_gradient(saved: Saved, sink: Tensor) -> Tensor:
+    """Return -sum over the tokens of exp(sink - lse) (dout . out - dlse)."""
+    share = torch.where(saved.lse == -torch.inf, 0.0, torch.exp(sink.to(saved.lse.dtype) - saved.lse))
+    delta = (saved.dout.to(share.dtype) * saved.out.to(share.dtype)).sum(-1)
+    if saved.dlse is not None:
+        delta = delta - torch.where(share == 0.0, 0.0, saved.dlse)  # that of rows with lse -inf means nothing
+    return -(share * delta).sum(0).to(sink.dtype)
+
+
 class _Sparse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, pattern: Pattern, flags: Flags
+    ) -> tuple[Tensor, Tensor]:
         out, lse = forward(q, k, v, pattern, flags)
+        layout = pattern.layout
+        if sink is not None:
+            out, lse = _with_sink(out, lse, sink, layout.cu_seqlens_q)
         ctx.set_materialize_grads(False)
-        ctx.flags, ctx.rule, ctx.sizes = flags, pattern.rule, (pattern.longest, pattern.page_size)
-        ctx.save_for_backward(out, lse, q, k, v, pattern.indices, pattern.counts, *pattern.places, pattern.page_table)
+        ctx.flags, ctx.rule, ctx.sizes, ctx.page_size = flags, pattern.rule, layout[:3], layout.page_size
+        ctx.save_for_backward(out, lse, q, k, v, sink, pattern.indices, pattern.counts, *layout[3:7])
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
-            return (None,) * 5
-        out, lse, q, k, v, indices, counts, *places, page_table = ctx.saved_tensors
-        longest, page_size = ctx.sizes
-        pattern = Pattern(indices, counts, Places(*places), ctx.rule, longest, page_table, page_size)
+            return (None,) * 6
+        out, lse, q, k, v, sink, indices, counts, *of_layout = ctx.saved_tensors
+        (batch, queries, keys), (cu_seqlens_q, cu_seqlens_k, used, table) = ctx.sizes, of_layout
+        layout = Layout(batch, queries, keys, cu_seqlens_q, cu_seqlens_k, used, table, ctx.page_size)
         saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
-        return *backward(saved, q, k, v, pattern, ctx.flags), None, None
+        # P of the backward is exp(scores - lse), so nothing but lse and out tells it of the sink.
+        dq, dk, dv = backward(saved, q, k, v, Pattern(indices, counts, ctx.rule, layout), ctx.flags)
+        return dq, dk, dv, None if sink is None else _sink_gradient(saved, sink), None, None

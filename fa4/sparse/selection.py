@@ -24,49 +24,56 @@ class Rule(NamedTuple):
         return blocks * self.granularity + (0 if self.window is None else self.window + 1)
 
 
+class Layout(NamedTuple):
+    """Where queries and keys of sequences are. queries, keys: of the longest sequence. The tensors are those of
+    `sparse_attention`. page_size: rows of a page; None without page_table."""
+
+    batch: int
+    queries: int
+    keys: int
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    seqused_k: Tensor | None = None
+    page_table: Tensor | None = None
+    page_size: int | None = None
+
+
 class Places(NamedTuple):
     """Where the keys of each query are. All (tokens,) int64, on q's device, of the flattened queries.
 
-    sequence: of the query; that of a query past the last sequence is any. position: in its sequence, counted as the
-    keys are, so that the last query is at the last key. end: number of the sequence's keys. base: row of its first key
-    in the flattened k; 0 with a page table.
+    sequence: of the query; that of a query past the last sequence is any. query: number in its sequence. position: the
+    same, counted as the keys are, so that the last query is at the last key. end: number of the sequence's keys. base:
+    row of its first key in the flattened k; 0 with a page table.
     """
 
     sequence: Tensor
+    query: Tensor
     position: Tensor
     end: Tensor
     base: Tensor
 
-    def part(self, first: int, stop: int) -> Places:
-        return Places(*(x[first:stop] for x in self))
-
-
-def dense_places(batch: int, seqlen_q: int, seqlen_k: int, seqused_k: Tensor | None, device: torch.device) -> Places:
-    """Return the places of padded queries."""
-    sequence, query = (
-        torch.arange(batch, device=device).repeat_interleave(seqlen_q),
-        torch.arange(seqlen_q, device=device).repeat(batch),
-    )
-    end = torch.full_like(sequence, seqlen_k) if seqused_k is None else seqused_k.long()[sequence]
-    return Places(sequence, query + end - seqlen_q, end, sequence * seqlen_k)
-
-
-def packed_places(total_q: int, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, seqused_k: Tensor | None) -> Places:
-    """Return the places of packed queries, whose keys are packed, or in pages."""
-    query = torch.arange(total_q, device=cu_seqlens_q.device)
-    starts = cu_seqlens_q.long()
-    batch = starts.shape[0] - 1
-    sequence = torch.searchsorted(starts[1:], query, right=True)
-    following, known = (sequence + 1).clamp(max=batch), sequence.clamp(max=max(batch - 1, 0))
-    if cu_seqlens_k is not None:
-        ends = cu_seqlens_k.long()
-        base, end = ends[sequence], ends[following] - ends[sequence]
-    else:
-        assert seqused_k is not None
-        end = seqused_k.long()[known] if batch else torch.zeros_like(query)
-        base = torch.zeros_like(query)
-    end = torch.where(sequence < batch, end, 0)  # queries past the last sequence have no keys
-    return Places(known, query - starts[following] + end, end, base)
+    @staticmethod
+    def of(layout: Layout, first: int, stop: int, device: torch.device) -> Places:
+        """Return the places of the queries `first` to `stop` - 1."""
+        token = torch.arange(first, stop, device=device)
+        if layout.cu_seqlens_q is None:
+            sequence, query = token // max(layout.queries, 1), token % max(layout.queries, 1)
+            queries: Tensor | int = layout.queries
+            is_used = torch.ones_like(token, dtype=torch.bool)
+        else:
+            starts = layout.cu_seqlens_q.long()
+            sequence = torch.searchsorted(starts[1:], token, right=True)
+            is_used, sequence = sequence < layout.batch, sequence.clamp(max=layout.batch - 1)
+            query, queries = token - starts[sequence], starts[sequence + 1] - starts[sequence]
+        base = torch.zeros_like(token) if layout.page_table is not None else sequence * layout.keys
+        end = torch.full_like(token, layout.keys)
+        if layout.cu_seqlens_k is not None:
+            bounds = layout.cu_seqlens_k.long()
+            base, end = bounds[sequence], bounds[sequence + 1] - bounds[sequence]
+        if layout.seqused_k is not None:
+            end = layout.seqused_k.long()[sequence]
+        end = torch.where(is_used, end, 0)  # queries past the last sequence have no keys
+        return Places(sequence, query, query + end - queries, end, base)
 
 
 def selected_rows(
@@ -104,12 +111,10 @@ def selected_rows(
     return packed[..., :keep], is_kept.sum(2).clamp(max=keep).int()
 
 
-def in_memory(rows: Tensor, places: Places, page_table: Tensor | None, page_size: int) -> Tensor:
+def in_memory(rows: Tensor, places: Places, layout: Layout) -> Tensor:
     """Return where rows of sequences are in the flattened k."""
-    if page_table is None:
+    size, table = layout.page_size, layout.page_table
+    if size is None or table is None or not table.shape[1]:
         return rows + places.base[:, None, None].int()
-    if not page_table.shape[1]:
-        return rows
-    page = (rows // page_size).clamp(max=page_table.shape[1] - 1).long()
-    pages = page_table[places.sequence[:, None, None].expand_as(page), page]
-    return pages * page_size + rows % page_size
+    page = (rows // size).clamp(max=table.shape[1] - 1).long()
+    return table[places.sequence[:, None, None].expand_as(page), page] * size + rows % size

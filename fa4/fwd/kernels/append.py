@@ -19,6 +19,7 @@ import torch
 from cutlass import Boolean, Float32, Int32, Uint8, const_expr
 
 from ...core.program import Program
+from ...core.sequence import sequence_of
 from ...core.vec_io import bits, rounded
 from ...runtime import jit, nvfp4, scaled_rows
 
@@ -206,20 +207,8 @@ def _row_coord(x: cute.Tensor, cu_seqlens: cute.Tensor | None, row: Int32) -> tu
     """(sequence, row in the sequence, True if a sequence has the row)."""
     if cu_seqlens is None:
         return row // x.shape[1], row % x.shape[1], Boolean(True)
-    sequence = _sequence_of(cu_seqlens, row)
+    sequence = sequence_of(cu_seqlens, row)
     return sequence, row - cu_seqlens[sequence], row < cu_seqlens[cute.size(cu_seqlens) - 1]
-
-
-@cute.jit
-def _sequence_of(cu_seqlens: cute.Tensor, row: Int32):
-    """Binary search: last sequence that starts at or before `row`."""
-    found, stop = Int32(0), Int32(cute.size(cu_seqlens)) - 1
-    while stop - found > 1:
-        middle = (found + stop) // 2
-        is_after = cu_seqlens[middle] > row
-        found = Int32(cutlass.select_(is_after, found, middle))
-        stop = Int32(cutlass.select_(is_after, middle, stop))
-    return found
 
 
 @cute.jit
