@@ -16,6 +16,7 @@ from ..kvcache import flash_attn_with_kvcache
 from ..runtime.device import chip_of
 from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
 from ..torch_ops import ops
+from ..torch_ops.autograd import second_derivative
 from .selection import Layout, Places, Rule, in_memory, selected_rows
 
 LISTED_ROWS = (
@@ -231,14 +232,28 @@ class _Sparse(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
             return (None,) * 6
         out, lse, q, k, v, sink, indices, counts, *of_layout = ctx.saved_tensors
         (batch, queries, keys), (cu_seqlens_q, cu_seqlens_k, used, table) = ctx.sizes, of_layout
         layout = Layout(batch, queries, keys, cu_seqlens_q, cu_seqlens_k, used, table, ctx.page_size)
-        saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
+        pattern = Pattern(indices, counts, ctx.rule, layout)
+        dout = torch.zeros_like(out) if dout is None else dout
+        return *_SparseBackward.apply(out, lse, dout, dlse, q, k, v, sink, pattern, ctx.flags), None, None
+
+
+class _SparseBackward(torch.autograd.Function):
+    """The backward as a function whose own backward raises."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+        sink: Tensor | None, pattern: Pattern, flags: Flags,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
         # P of the backward is exp(scores - lse), so nothing but lse and out tells it of the sink.
-        dq, dk, dv = backward(saved, q, k, v, Pattern(indices, counts, ctx.rule, layout), ctx.flags)
-        return dq, dk, dv, None if sink is None else _sink_gradient(saved, sink), None, None
+        saved = Saved(out, lse, dout, dlse)
+        dsink = None if sink is None else _sink_gradient(saved, sink)
+        return *backward(saved, q, k, v, pattern, flags), dsink
+
+    backward = staticmethod(second_derivative)

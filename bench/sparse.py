@@ -1,0 +1,199 @@
+"""python -m bench.sparse: attention to listed keys, beside dense attention and torch's flex_attention.
+
+Each query lists keys drawn at random of all that come before it (with a cache of keys before the first query, so that
+all lists are full), or each block of 128 queries lists blocks of 128 keys. `dense` is fa4 over all keys, causal.
+`flex` is torch's flex_attention with the same blocks, compiled by Triton. Results of some queries are compared with a
+float32 formula on the listed keys; `error` is the largest difference, in shares of the largest element. TFLOP/s count
+the listed pairs alone; a backward counts 2.5 times its forward. `share` is the speed-up over dense, divided by dense's
+pairs over the listed ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import torch
+from torch import Tensor
+
+import fa4
+
+from .machine import commit, facts
+from .timing import Timing, measure_in_turns
+
+_SAMPLE = 16  # queries whose results are compared
+
+
+class SparseCase(NamedTuple):
+    """chosen: keys of a list, in blocks of `granularity`; per: see `fa4.sparse_attention`."""
+
+    name: str
+    queries: int
+    keys: int
+    heads: int
+    heads_kv: int
+    head_dim: int
+    chosen: int
+    granularity: int = 1
+    per: str = "token"
+
+    @property
+    def flops(self) -> int:
+        return 4 * self.queries * self.heads * self.chosen * self.head_dim
+
+    @property
+    def dense_pairs(self) -> int:
+        """Of a head, causal."""
+        return self.queries * self.keys - self.queries * (self.queries - 1) // 2
+
+    def lists(self, device: torch.device) -> Tensor:
+        """Random lists of blocks that all queries of the list see whole."""
+        n = self.chosen // self.granularity
+        first = (self.keys - self.queries) // self.granularity
+        step = self.granularity if self.per == "block" else 1
+        count, lists = -(-self.queries // step), 1 if self.per == "block" else self.heads_kv
+        drawn = [torch.rand(lists, first, device=device).argsort(-1)[:, :n] for _ in range(count)]
+        return torch.stack(drawn)[None].int().contiguous()
+
+
+CASES = {
+    case.name: case
+    for case in (
+        SparseCase("128 heads a list", 4096, 32768, 128, 1, 128, 2048),
+        SparseCase("128 heads a list, 128k", 4096, 131072, 128, 1, 128, 2048),
+        SparseCase("64 heads a list", 4096, 32768, 64, 1, 128, 2048),
+        SparseCase("16 heads a list", 4096, 32768, 64, 4, 128, 2048),
+        SparseCase("12 heads, blocks of 4, d256", 4096, 32768, 24, 2, 256, 2048, 4),
+        SparseCase("16 heads, blocks of 64", 4096, 32768, 64, 4, 128, 2048, 64),
+        SparseCase("blocks of 128 queries and keys", 16384, 32768, 16, 16, 128, 2048, 128, "block"),
+    )
+}
+
+
+class Row(NamedTuple):
+    """times: of (provider, direction), milliseconds."""
+
+    case: SparseCase
+    times: dict[str, Timing]
+    error: float
+
+
+def expected(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, case: SparseCase, queries: Tensor) -> Tensor:
+    """The formula for some queries, (queries, heads, head_dim) float32."""
+    step = case.granularity if case.per == "block" else 1
+    rows = indices[0, queries // step].long()[..., None] * case.granularity
+    rows = (rows + torch.arange(case.granularity, device=q.device)).flatten(2)
+    rows = rows.expand(-1, case.heads_kv, -1)
+    head = torch.arange(case.heads_kv, device=q.device)[:, None]
+    keys, values = (x[0].float()[rows, head] for x in (k, v))
+    of_heads = q[0, queries].float().unflatten(1, (case.heads_kv, -1))
+    p = torch.softmax(of_heads @ keys.transpose(-1, -2) * case.head_dim**-0.5, -1)
+    return (p @ values).flatten(1, 2)
+
+
+def measure(case: SparseCase, seconds: float, with_flex: bool, device: torch.device) -> Row:
+    """Time the providers of a case, in turns."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(rows: int, heads: int) -> Tensor:
+        return torch.randn(1, rows, heads, case.head_dim, generator=generator, device=device, dtype=torch.bfloat16)
+
+    q, dout = (normal(case.queries, case.heads) for _ in range(2))
+    k, v = (normal(case.keys, case.heads_kv) for _ in range(2))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    indices = case.lists(device)
+    named = dict(granularity=case.granularity, per=case.per, causal=True)
+
+    calls: dict[str, Callable[[], Tensor]] = {
+        "fa4": lambda: fa4.sparse_attention(q, k, v, indices, **named),
+        "deterministic": lambda: fa4.sparse_attention(q, k, v, indices, deterministic=True, **named),
+        "dense": lambda: fa4.flash_attn_func(q, k, v, causal=True),
+    }
+    if with_flex and case.per == "block":
+        calls["flex"] = _flex(q, k, v, indices, case)
+    outs = {who: call() for who, call in calls.items()}
+    sample = torch.randperm(case.queries, generator=generator, device=device)[:_SAMPLE]
+    exact = expected(q, k, v, indices, case, sample)
+    of_lists = [who for who in outs if who != "dense"]
+    error = max(
+        float((outs[who].detach()[0, sample].float() - exact.detach()).abs().max() / exact.abs().max())
+        for who in of_lists
+    )
+
+    def gradients(out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+    found = {who: gradients(out) for who, out in outs.items()}
+    for who in of_lists:
+        for got, other in zip(found[who], found["fa4"]):
+            error = max(error, float((got.float() - other.float()).abs().max() / other.float().abs().max()))
+    forwards = {f"{who} forward": _without_gradients(call) for who, call in calls.items() if who != "deterministic"}
+    backwards = {f"{who} backward": lambda out=out: gradients(out) for who, out in outs.items()}
+    times = measure_in_turns(forwards, device, seconds=seconds) | measure_in_turns(backwards, device, seconds=seconds)
+    return Row(case, times, error)
+
+
+def _without_gradients(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return torch.no_grad()(call)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, case: SparseCase) -> Callable[[], Tensor]:
+    """torch's flex_attention on the same blocks."""
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+    blocks, columns = indices.shape[1], case.keys // case.granularity
+    table = torch.zeros(1, 1, blocks, columns, dtype=torch.uint8, device=q.device)
+    table.scatter_(3, indices.transpose(1, 2).long(), 1)
+    order = torch.argsort(table, dim=-1, descending=True, stable=True).int()
+    none = torch.zeros(1, 1, blocks, dtype=torch.int32, device=q.device)
+    mask = BlockMask.from_kv_blocks(
+        none, torch.zeros_like(order), table.sum(-1, dtype=torch.int32), order, BLOCK_SIZE=case.granularity,
+        seq_lengths=(case.queries, case.keys),
+    )  # fmt: skip
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def call() -> Tensor:
+        out = compiled(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask, enable_gqa=True)
+        return out.transpose(1, 2)
+
+    return call
+
+
+def fields(row: Row) -> dict:
+    """A row as JSON has it: medians and quartiles in milliseconds, and TFLOP/s of the listed pairs."""
+    case, rates, shares = row.case, {}, {}
+    for name, time in row.times.items():
+        flops = case.flops * (2.5 if name.endswith("backward") else 1)
+        rates[name] = flops / time.median_ms / 1e9
+        who, direction = name.split()
+        if who in ("fa4", "deterministic"):
+            dense = row.times[f"dense {direction}"].median_ms
+            shares[name] = dense / time.median_ms / (case.dense_pairs / (case.queries * case.chosen))
+    times = {name: [time.median_ms, time.q25_ms, time.q75_ms] for name, time in row.times.items()}
+    return dict(case=case._asdict(), ms=times, tflops=rates, share=shares, error=row.error)
+
+
+@click.command(help=__doc__)
+@click.option("--cases", default=",".join(CASES), help="Names, each up to a comma.", show_default=True)
+@click.option("--seconds", default=0.3, show_default=True, help="For each time.")
+@click.option("--flex/--no-flex", default=True, show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False), help="Add rows to a file, lines of JSON.")
+def main(cases: str, seconds: float, flex: bool, out: str | None) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    about = dict(machine=facts(device), commit=commit())
+    for case in CASES.values():
+        if case.name not in cases:
+            continue
+        found = fields(measure(case, seconds, flex, device))
+        print(case.name, {k: round(x, 1) for k, x in found["tflops"].items()}, flush=True)
+        print("  share", {k: round(x, 3) for k, x in found["share"].items()}, f"error {found['error']:.1e}", flush=True)
+        if out is not None:
+            with Path(out).open("a") as file:
+                file.write(json.dumps(found | about) + "\n")
+
+
+if __name__ == "__main__":
+    main()
