@@ -1,8 +1,9 @@
 """Attention of each query to the rows of its own list, and its gradients.
 
 Forward: a query with the heads that share a list is a sequence of one token in a cache with pages of one row, and the
-list is its page table. Backward: K and V of some queries are gathered, the usual backward runs with the heads of a
-query as its rows, and the gradients of gathered rows are added to those of the rows they came from.
+list is its page table. Backward: by a kernel for lists, if the chip has one (`native`). Otherwise K and V of some
+queries are gathered, the usual backward runs with the heads of a query as its rows, and the gradients of gathered rows
+are added to those of the rows they came from.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from ..runtime.device import chip_of
 from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
 from ..torch_ops import ops
 from ..torch_ops.autograd import second_derivative
+from . import native
 from .selection import Layout, Places, Rule, in_memory, selected_rows
 
-LISTED_ROWS = (
-    1 << 24
-)  # numbers of rows in lists at a time in the forward, 4 bytes each and some more while they are made
+LISTED_ROWS = 1 << 24  # numbers of rows in lists at a time, 4 bytes each and some more while they are made
 GATHERED_NUMBERS = 1 << 27  # numbers of K, V, dK and dV that a backward holds of gathered rows
 
 
@@ -145,15 +145,23 @@ def backward(
     """Return dq, dk and dv of `attend`. saved: shaped as its results."""
     heads, by_kernel = Heads(pattern.lists, q.shape[1], k.shape[1]), _has_kernel(q, flags.backend)
     dtype = compute_dtype(q.dtype)
-    dq, sums = torch.zeros_like(q), [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v)]
+    dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    sums = [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v)]
     if pattern.keep and q.numel() and k.shape[0] and pattern.layout.batch:
+        backend = native.backend_of(q, k, v, flags)
         columns = 2 * pattern.keep * pattern.lists * heads.keys_of_list * (k.shape[-1] + v.shape[-1])
-        step = max(GATHERED_NUMBERS // columns, 1)
+        numbers = pattern.keep * pattern.lists
+        step = max(GATHERED_NUMBERS // columns if backend is None else LISTED_ROWS // numbers, 1)
         for first in range(0, q.shape[0], step):
             part = slice(first, first + step)
             of_part = Saved(*(None if x is None else x[part] for x in saved))  # type: ignore[arg-type]
             rows, count = pattern.rows(first, min(first + step, q.shape[0]), heads, by_kernel)
-            dq[part] = _backward_of(of_part, q[part], k, v, heads, rows, count, flags, sums)
+            if backend is None:
+                dq[part] = _backward_of(of_part, q[part], k, v, heads, rows, count, flags, sums)
+            else:
+                k_rows, v_rows, *totals = (heads.of_rows(x) for x in (k, v, *sums))
+                keys = k_rows, v_rows, rows, count
+                native.backward(backend, of_part, q[part], *keys, flags.softmax_scale, dq[part], totals)
     return dq, *(total.to(x.dtype) for total, x in zip(sums, (k, v)))  # type: ignore[return-value]
 
 

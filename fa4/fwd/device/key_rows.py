@@ -17,7 +17,7 @@ from cutlass import Boolean, Int32
 from ...core.cache import Keys, page_at
 from ...core.constant import Constant
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
-from ...pipeline.smem import PANEL_ROW_BYTES
+from ...pipeline.smem import PANEL_ROW_BYTES, Tile
 from ..launch import ForwardContext
 from ..variant import ForwardVariant
 from .work import Work
@@ -70,23 +70,28 @@ class KeyRows(Constant):
         """Start to copy the rows, those of `copied_rows`, of "k" or "v" for the block of the last `load_pages`; rows
         and columns out of bounds become zeros."""
         x, tile = getattr(self.context.args, name), getattr(self.context.cfg, f"{name}_tile")
-        lane = cute.arch.lane_idx() % _LANES
-        lane_columns = 8 * _CHUNK // tile.bits
         for i, row in enumerate(self.tile_rows):
-            source, exists = self.source(x, block, i)
-            smem_address = address + row * PANEL_ROW_BYTES + (lane ^ (row % 8)) * _CHUNK
-            for panel in range(tile.panels):
-                column = panel * tile.panel_columns + lane * lane_columns
-                in_bounds = exists & (column < tile.columns)
-                first = cutlass.select_(in_bounds, Int32(column), Int32(0))
-                nbytes = cutlass.select_(in_bounds, Int32(_CHUNK), Int32(0))
-                copy_async(source + Int32(first), smem_address + panel * tile.panel_bytes, Int32(nbytes))
+            copy_row(*self.source(x, block, i), tile, address, row)
 
     def _key(self, block: Int32, i: int) -> tuple[Int32, Boolean]:
         """(row of key `block * tile_n + tile_rows[i]`, clamped to a valid row of the sequence; True if the key
         exists)."""
         rows, key = self.keys.rows, block * self.context.cfg.tile_n + self.tile_rows[i]
         return rows.first + cutlass.max(cutlass.min(key, rows.count - 1), 0), key < rows.count
+
+
+def copy_row(source: cute.Pointer, exists: Boolean, tile: Tile, address: Int32, row: Int32) -> None:
+    """Start to copy this lane's part of a row to a panelled tile at `address`; eight lanes copy a row. Columns out of
+    bounds, and a row that does not exist, become zeros; `source` is a valid row in any case."""
+    lane = cute.arch.lane_idx() % _LANES
+    lane_columns = 8 * _CHUNK // tile.bits
+    smem_address = address + row * PANEL_ROW_BYTES + (lane ^ (row % 8)) * _CHUNK
+    for panel in range(tile.panels):
+        column = panel * tile.panel_columns + lane * lane_columns
+        in_bounds = exists & (column < tile.columns)
+        first = cutlass.select_(in_bounds, Int32(column), Int32(0))
+        nbytes = cutlass.select_(in_bounds, Int32(_CHUNK), Int32(0))
+        copy_async(source + Int32(first), smem_address + panel * tile.panel_bytes, Int32(nbytes))
 
 
 def copy_async(source: cute.Pointer, smem_address: Int32, nbytes: Int32) -> None:

@@ -1,0 +1,1 @@
+"""Backward of attention to listed keys, for Hopper: `plan.backward`."""

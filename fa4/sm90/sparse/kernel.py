@@ -1,0 +1,105 @@
+"""Sparse backward: roles, channels and shared-memory map. Read this file first.
+
+Each query has lists of rows of K and V. A CTA has the query heads that share a key/value head of a list, as rows of its
+tiles; it iterates over blocks of 64 listed keys, which two warps gather from global memory. A step computes S = Q K^T
+and dP = dO V^T, P and dS, then dQ += dS K, dV = P^T dO and dK = dS^T Q. dQ stays in registers for the whole list. dV
+and dK of a block leave through shared memory: a warp each adds them, row by row, to float32 sums in global memory.
+
+There are two compute roles, dV and dK, which differ in the gradient of keys that they compute. With more than 64 rows,
+each also has S, P, dS and dQ of 64 of them. Otherwise dV has S, P and dS, and dK has dQ.
+
+P and dS of the next step are computed beside the last products of a step. P and dS go through shared memory, where the
+products read them transposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...core.arguments import ALIGNMENT
+from ...core.sequence import align_strides, as_matrices
+from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable
+from ...pipeline.kernel import RoleKernel
+from ...pipeline.roles import Role, RoleTable
+from ...pipeline.smem import Region, SmemMap
+from ...runtime import jit
+from .add import add_dk, add_dv
+from .compute import dk, dv
+from .config import GATHERERS, STAGES, TILE_N, SparseArguments, SparseBackwardConfig, SparseContext, SparseTensors
+from .gather import gather
+
+ROLES = RoleTable(
+    (
+        Role("dV", warps=(0, 4), regs=224, body=dv),
+        Role("dK", warps=(4, 8), regs=224, body=dk),
+        Role("gather", warps=(8, 8 + GATHERERS), regs=56, body=gather),
+        Role("add_dV", warps=(10, 11), regs=56, body=add_dv),
+        Role("add_dK", warps=(11, 12), regs=56, body=add_dk),
+    )
+)
+
+
+def channels(cfg: SparseBackwardConfig) -> ChannelTable:
+    """Channels, named <producer>_<consumer>_<payload>; "both": compute roles; "scores" and "dQ":
+    those that compute S, and dQ."""
+    both, memory = ("dV", "dK"), Carries.ASYNC_SMEM
+    return ChannelTable(
+        (
+            Channel("gather_both_Q", "gather", both, By.WARP, ONCE, 1, memory),
+            Channel("gather_both_K", "gather", both, By.WARP, By.WGMMA, STAGES, memory),
+            Channel("gather_scores_V", "gather", cfg.scorers, By.WARP, By.WGMMA, STAGES, memory),
+            Channel("scores_dV_P", cfg.scorers, "dV", By.WARP, By.WGMMA, 1, memory),
+            Channel("scores_dQ_dS", cfg.scorers, cfg.ds_readers, By.WARP, By.WGMMA, 1, memory),
+            # The adding warp issues the fence between the threads' stores and its bulk copies.
+            Channel("dV_add_dV", "dV", "add_dV", By.WARP, By.READ, 1, Carries.SMEM),
+            Channel("dK_add_dK", "dK", "add_dK", By.WARP, By.READ, 1, Carries.SMEM),
+        ),
+        ROLES,
+    )
+
+
+def smem_map(cfg: SparseBackwardConfig, table: ChannelTable) -> SmemMap:
+    return SmemMap(
+        Region("Q", cfg.q_tile.nbytes, align=1024),
+        Region("dO", cfg.do_tile.nbytes, align=1024),
+        Region("K", STAGES * cfg.k_tile.nbytes, align=1024),
+        Region("V", STAGES * cfg.v_tile.nbytes, align=1024),
+        Region("P", cfg.p_tile.nbytes, align=1024),
+        Region("dS", cfg.p_tile.nbytes, align=1024),
+        Region("dV", TILE_N * cfg.sum_row_bytes(cfg.head_dim_v), align=128),
+        Region("dK", TILE_N * cfg.sum_row_bytes(cfg.head_dim), align=128),
+        Region("barriers", table.nbytes, align=8),
+    )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SparseBackwardKernel(RoleKernel[SparseBackwardConfig]):
+    """The kernel and its launch."""
+
+    @cute.jit
+    def launch(
+        self, tensors: SparseTensors, scale: Float32, scale_log2: Float32, cfg: cutlass.Constexpr, stream: Any
+    ) -> None:
+        """Add to tensors.dk and dv, and write dq."""
+        by_rows = {name: as_matrices(getattr(tensors, name)) for name in ("q", "out", "dout", "dq")}
+        by_keys = {name: align_strides(getattr(tensors, name)) for name in ("k", "v", "dk", "dv")}
+        tokens, parts = cute.size(tensors.q, mode=[0]), cute.size(tensors.q, mode=[2])
+        args = SparseArguments(tensors._replace(**by_rows, **by_keys), scale, scale_log2)
+        self.start(args, cfg, Int32(tokens * parts * cfg.row_tiles), stream)
+
+    def fake_args(self, cfg: SparseBackwardConfig) -> tuple:
+        q, out, dout, dq = (jit.fake_tensor(cfg.dtype, 4, align=ALIGNMENT) for _ in range(4))
+        k, v = (jit.fake_tensor(cfg.dtype, 3, align=ALIGNMENT) for _ in range(2))
+        lse = jit.fake_tensor(Float32, 2, align=4)
+        dlse = jit.fake_tensor(Float32, 2, align=4) if cfg.has_dlse else None
+        rows, count = jit.fake_tensor(Int32, 3, align=4), jit.fake_tensor(Int32, 2, align=4)
+        dk, dv = (jit.fake_tensor(Float32, 3, align=ALIGNMENT) for _ in range(2))
+        return SparseTensors(q, out, dout, dq, k, v, lse, dlse, rows, count, dk, dv), Float32(0), Float32(0)
+
+
+KERNEL = SparseBackwardKernel("sm90.sparse_backward", channels, smem_map, SparseContext)

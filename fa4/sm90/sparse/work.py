@@ -1,0 +1,46 @@
+"""Work of a CTA: query heads of a token that share a key/value head of a list."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from .config import TILE_N, SparseContext
+
+
+class SparseWork(NamedTuple):
+    """first: row of the tile's first query head. head: key/value head of the list. count: keys of the list."""
+
+    token: Int32
+    part: Int32
+    first: Int32
+    list: Int32
+    head: Int32
+    count: Int32
+
+    @property
+    def blocks(self) -> Int32:
+        return cute.ceil_div(self.count, TILE_N)
+
+    def key_row(self, context: SparseContext, key: Int32) -> Int32:
+        """Return the row of k and v of a listed key; of any valid row if the list has no such key."""
+        last = cutlass.max(self.count - 1, 0)
+        return context.args.tensors.rows[self.token, self.list, cutlass.min(key, last)]
+
+    def matrix(self, x: cute.Tensor) -> cute.Tensor:
+        """Return the part of q, out, dout or dq: (rows, columns)."""
+        return x[None, None, self.part, self.token]
+
+
+def work_tile(context: SparseContext) -> SparseWork:
+    """Return the work of this CTA."""
+    cfg, t = context.cfg, context.args.tensors
+    index, per = Int32(cute.arch.block_idx()[0]), cute.size(t.k, mode=[1])
+    tile, index = index % cfg.row_tiles, index // cfg.row_tiles
+    parts = cute.size(t.q, mode=[2])
+    part, token = index % parts, index // parts
+    list_ = part // per
+    return SparseWork(token, part, tile * cfg.tile_m, list_, part % per, t.count[token, list_])

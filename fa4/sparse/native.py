@@ -1,0 +1,67 @@
+"""Backward kernels of lists, by chip, behind the operator `fa4::sparse_backward`.
+
+A backend's module offers `serves` and `backward`, see `fa4.sm90.sparse.plan`. It adds dk and dv of listed rows to
+float32 sums, in no fixed order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime import dispatch
+from ..runtime.device import chip_of
+from ..runtime.spec import AttentionSpec, Flags, Saved
+from ..torch_ops import ops
+from ..torch_ops.run import prepare
+
+_MODULES = {"sm90": "fa4.sm90.sparse.plan"}  # by backend
+
+
+def backend_of(q: Tensor, k: Tensor, v: Tensor, flags: Flags) -> str | None:
+    """Return the backend whose kernel serves a call's backward, or None. q, k, v: (rows, heads, columns)."""
+    if flags.deterministic:
+        return None
+    columns, heads = (q.shape[-1], v.shape[-1]), (q.shape[-2], k.shape[-2])
+    spec = AttentionSpec(q.dtype, *columns, *heads, flags.softmax_scale, needs_backward=True)
+    backend = dispatch.select(spec, chip_of(q.device), flags.backend).name
+    return backend if backend in _MODULES and _kernels(backend).serves(q.dtype, *columns) else None
+
+
+def backward(
+    backend: str, saved: Saved, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, count: Tensor, softmax_scale: float,
+    dq: Tensor, sums: list[Tensor],
+) -> None:  # fmt: skip
+    """Write dq of queries (tokens, heads, columns); add dk and dv to `sums`.
+
+    k, v, sums: (rows, key/value heads of a list, columns). rows: (tokens, lists, n), rows of k and v, of which
+    `count` (tokens, lists) are used.
+    """
+    torch.ops.fa4.sparse_backward(*saved, q, k, v, rows, count, dq, *sums, softmax_scale, backend)
+
+
+def _kernels(backend: str) -> Any:
+    return importlib.import_module(_MODULES[backend])
+
+
+def _backward(
+    out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, rows: Tensor,
+    count: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, softmax_scale: float, backend: str,
+) -> None:  # fmt: skip
+    index = prepare.device_to_enter(q.device)
+    is_other = index is not None and prepare.is_other_device(index)
+    with torch.cuda.device(index) if is_other else contextlib.nullcontext():
+        saved = Saved(out, lse, dout, dlse)
+        _kernels(backend).backward(saved, q, (k, v, rows, count), dq, (dk, dv), softmax_scale)
+
+
+ops.library.define(
+    "sparse_backward(Tensor out, Tensor lse, Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor rows, "
+    "Tensor count, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, float softmax_scale, str backend) -> ()"
+)
+ops.library.impl("sparse_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("fa4::sparse_backward", lambda *arguments: None, lib=ops.library)
