@@ -1,0 +1,239 @@
+"""Hopper's backward of lists on the emulated chip, against float64; which calls it serves; its machine code."""
+
+import random
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+
+from warpcheck.host.modules import fatbins_in
+from warpcheck.machine import SCHEDULES
+
+import fa4
+from bench import static
+from fa4.emulator import emulate
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import Saved
+from fa4.sm90.sparse import plan
+from fa4.sm90.sparse.kernel import KERNEL
+from fa4.sparse import native
+
+NO_ROW = 1 << 30  # stands in lists behind their end
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A problem. group: query heads of a key/value head of a list. heads: key/value heads of a list. counts: of the
+    lists of all tokens; None for random ones."""
+
+    group: int
+    tokens: int = 3
+    lists: int = 1
+    heads: int = 1
+    head_dim: int = 128
+    head_dim_v: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    has_dlse: bool = True
+    counts: tuple[int, ...] | None = None
+    rows: int = 260
+    longest: int = 200
+
+    def __str__(self) -> str:
+        return f"{self.lists}x{self.heads}x{self.group}_{self.head_dim}_{self.head_dim_v}_{str(self.dtype)[6:]}"
+
+
+@dataclass
+class Drawn:
+    """Tensors of a problem. Rows of k and v that no list has are NaN."""
+
+    saved: Saved
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rows: Tensor
+    count: Tensor
+    scale: float
+
+
+def draw(case: Lists, seed: int) -> Drawn:
+    gen = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=gen).to(case.dtype)
+
+    heads = case.lists * case.heads * case.group
+    q, dout = normal(case.tokens, heads, case.head_dim), normal(case.tokens, heads, case.head_dim_v)
+    k, v = normal(case.rows, case.heads, case.head_dim), normal(case.rows, case.heads, case.head_dim_v)
+    lists = [torch.randperm(case.rows, generator=gen)[: case.longest] for _ in range(case.tokens * case.lists)]
+    rows = torch.stack(lists).view(case.tokens, case.lists, -1).int()
+    count = torch.randint(0, case.longest + 1, (case.tokens, case.lists), generator=gen).int()
+    if case.counts is not None:
+        count = torch.tensor(case.counts).view_as(count).int()
+    is_used = torch.arange(case.longest) < count[..., None]
+    rows = torch.where(is_used, rows, NO_ROW)
+    unlisted = torch.ones(case.rows, dtype=torch.bool)
+    unlisted[rows[is_used].long()] = False
+    k[unlisted], v[unlisted] = torch.nan, torch.nan
+    drawn = Drawn(Saved(dout, dout, dout, None), q, k, v, rows, count, case.head_dim**-0.5)
+    out, lse = torch.zeros(dout.shape, dtype=torch.float64), torch.full((case.tokens, heads), -torch.inf).double()
+    for token, part, keys, x in each_part(drawn):
+        scores = x["q"].double() @ x["k"].double().T * drawn.scale
+        lse[token, part] = torch.logsumexp(scores, -1)
+        out[token, part] = torch.softmax(scores, -1) @ x["v"].double()
+    dlse = torch.randn(lse.shape, generator=gen).masked_fill(lse == -torch.inf, 0.0) if case.has_dlse else None
+    drawn.saved = Saved(out.to(case.dtype), lse.float(), dout, dlse)
+    return drawn
+
+
+def each_part(drawn: Drawn):
+    """(token, its query heads of a key/value head of a list, (rows, that head), their parts of q, k and v), of lists
+    that are not empty."""
+    tokens, lists, _ = drawn.rows.shape
+    heads = drawn.k.shape[1]
+    group = drawn.q.shape[1] // (lists * heads)
+    for token in range(tokens):
+        for index in range(lists * heads):
+            count = int(drawn.count[token, index // heads])
+            if count:
+                part = slice(index * group, (index + 1) * group)
+                keys = drawn.rows[token, index // heads, :count].long(), index % heads
+                yield token, part, keys, {"q": drawn.q[token, part], "k": drawn.k[keys], "v": drawn.v[keys]}
+
+
+def expected(drawn: Drawn, precise: bool) -> tuple[Tensor, ...]:
+    """dq, dk and dv in float64, or with the kernel's operands: P and dS rounded, sums in float32."""
+    number = torch.float64 if precise else torch.float32
+    saved = drawn.saved
+
+    def rounded(x: Tensor) -> Tensor:
+        return x if precise else x.to(drawn.q.dtype).to(number)
+
+    dq, dk, dv = (torch.zeros(x.shape, dtype=number) for x in (drawn.q, drawn.k, drawn.v))
+    for token, part, keys, x in each_part(drawn):
+        q, k, v = (y.to(number) for y in x.values())
+        dout, out = (y[token, part].to(number) for y in (saved.dout, saved.out))
+        delta = (dout * out).sum(-1)
+        if saved.dlse is not None:
+            delta = delta - saved.dlse[token, part].to(number)
+        p = torch.exp(q @ k.T * drawn.scale - saved.lse[token, part, None].to(number))
+        ds = rounded(p * (dout @ v.T - delta[:, None]))
+        dq[token, part] = ds @ k * drawn.scale
+        dk[keys] += ds.T @ q * drawn.scale
+        dv[keys] += rounded(p).T @ dout
+    return rounded(dq), dk, dv
+
+
+def check(drawn: Drawn, seed: int, schedule: str, context: str) -> None:
+    """The kernel's gradients have at most twice the error of the same operands in torch; it adds to sums."""
+    gen = torch.Generator().manual_seed(seed)
+    dq = torch.full(drawn.q.shape, torch.nan, dtype=drawn.q.dtype)
+    before = [torch.randn(x.shape, generator=gen) for x in (drawn.k, drawn.v)]
+    sums = before[0].clone(), before[1].clone()
+    with emulate("sm_90a", sms=3, seed=seed, schedule=schedule):
+        keys = drawn.k, drawn.v, drawn.rows, drawn.count
+        plan.backward(drawn.saved, drawn.q, keys, dq, sums, drawn.scale)
+    exact, same = expected(drawn, precise=True), expected(drawn, precise=False)
+    results = dq, *(x - y for x, y in zip(sums, before))
+    for name, x, right, reference in zip(("dq", "dk", "dv"), results, exact, same):
+        error, allowed = ((y.double() - right).norm() for y in (x, reference))
+        assert error <= 2 * allowed, f"{context}, {schedule}, seed {seed}: {name} is {error} off, allowed {2 * allowed}"
+    unlisted = drawn.k[:, 0, 0].isnan()
+    for x, y in zip(sums, before):
+        assert torch.equal(x[unlisted], y[unlisted]), f"{context}, seed {seed}: rows that no list has changed"
+
+
+CASES = (
+    Lists(128, counts=(200, 0, 70)),  # two warpgroups of 64 rows
+    Lists(16, counts=(128, 1, 64)),  # one
+    Lists(100, heads=2, head_dim=72, head_dim_v=64, dtype=torch.float16, has_dlse=False),
+    Lists(64, lists=2, head_dim=64, head_dim_v=104, dtype=torch.float16),
+    Lists(200, tokens=2, has_dlse=False),  # two CTAs share a list
+    Lists(1, tokens=4, lists=3, heads=2, head_dim=8, head_dim_v=128),
+)
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients(case, seed):
+    drawn = draw(case, seed)
+    for schedule in SCHEDULES:
+        check(drawn, seed, schedule, str(case))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(6))
+def test_random_lists(part, seed):
+    """Of compiled kernels, so that many interleavings take little time."""
+    case = CASES[part]
+    for i in range(10):
+        draws = random.Random(seed + i)
+        longest = draws.randint(1, 250)
+        rows = draws.randint(longest, 260)
+        tokens, has_dlse = draws.randint(1, 4), case.has_dlse
+        varied = Lists(
+            case.group, tokens, case.lists, case.heads, case.head_dim, case.head_dim_v, case.dtype, has_dlse,
+            rows=rows, longest=longest,
+        )  # fmt: skip
+        check(draw(varied, seed + i), seed + i, SCHEDULES[i % 3], f"{varied}")
+
+
+def test_strided_and_unaligned_tensors(seed):
+    drawn = draw(Lists(16, tokens=2, head_dim=64, head_dim_v=64), seed)
+    wide = torch.full((*drawn.k.shape[:2], 129), torch.nan, dtype=drawn.k.dtype)
+    wide[..., 1:65], wide[..., 65:] = drawn.k, drawn.v
+    drawn.k, drawn.v = wide[..., 1:65], wide[..., 65:]
+    drawn.q = drawn.q.transpose(0, 1).contiguous().transpose(0, 1)
+    drawn.saved = drawn.saved._replace(dout=drawn.saved.dout[:1, :1].expand_as(drawn.saved.dout))
+    check(drawn, seed, "random", "strided")
+
+
+@pytest.mark.parametrize(
+    ("backend", "deterministic", "head_dim", "is_served"),
+    [("auto", False, 64, True), ("sm90", False, 64, True), ("sm80", False, 64, False), ("auto", True, 64, False),
+     ("auto", False, 136, False)],
+)  # fmt: skip
+def test_which_calls_it_serves(backend, deterministic, head_dim, is_served, seed, monkeypatch):
+    """Gradients are right in any case."""
+    launched = []
+    backward = plan.backward
+    monkeypatch.setattr(plan, "backward", lambda *arguments: launched.append(backward(*arguments)))
+    gen = torch.Generator().manual_seed(seed)
+    q = torch.randn(1, 2, 4, head_dim, generator=gen).bfloat16().requires_grad_()
+    k, v = (torch.randn(1, 90, 2, head_dim, generator=gen).bfloat16().requires_grad_() for _ in range(2))
+    indices = torch.stack([torch.randperm(90, generator=gen)[:70] for _ in range(4)]).view(1, 2, 2, 70).int()
+    with emulate("sm_90a", sms=2, seed=seed):
+        out = fa4.sparse_attention(q, k, v, indices, backend=backend, deterministic=deterministic)
+        dout = torch.randn(out.shape, generator=gen).to(out.dtype)
+        grads = torch.autograd.grad(out, (q, k, v), dout)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    out = fa4.sparse_attention(*exact, indices)
+    for x, right in zip(grads, torch.autograd.grad(out, exact, dout.double())):
+        assert (x.double() - right).norm() < 0.01 * right.norm(), f"seed {seed}"
+    assert len(launched) == is_served
+
+
+def test_a_backend_without_kernels_serves_none():
+    q = torch.empty(2, 4, 64)
+    flags = fa4.runtime.spec.Flags(0.1, backend="torch")
+    assert native.backend_of(q, q, q, flags) is None
+
+
+@pytest.mark.parametrize("group", [128, pytest.param(64, marks=pytest.mark.soak)])
+def test_products_overlap_and_nothing_spills(group, tmp_path, disassembler):
+    """A step issues S of the next block, dQ, dV or dK, and dP of the next block; it waits for S, for the gradients, and
+    for dP. Three products and one role have no scores where a warpgroup holds all rows."""
+    chip = chip_by_number(90)
+    cfg = plan._config(torch.bfloat16, group, 128, 128, False, chip)
+    KERNEL.compile(cfg, chip).export_to_c(str(tmp_path / "kernel.o"), "kernel")
+    (binary,) = fatbins_in((tmp_path / "kernel.o").read_bytes())
+    (tmp_path / "kernel.cubin").write_bytes(binary[binary.index(b"\x7fELF") :])
+    code = static.disassemble(tmp_path / "kernel.cubin", "-c")
+    assert not re.search(r"\b(LDL|STL)\b", code), "registers are spilled"
+    waits = "".join(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", code))
+    assert waits == ("10" + "310" + "0") * 2 if group == 128 else ("10" + "210" + "0" + "00")
+    assert code.count("WARPGROUP.ARRIVE") == (2 * (2 + 4 + 2) if group == 128 else 2 + 3 + 1 + 2 + 2)
