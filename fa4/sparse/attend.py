@@ -8,6 +8,7 @@ are added to those of the rows they came from.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from ..runtime.device import chip_of
 from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
 from ..torch_ops import ops
 from ..torch_ops.autograd import second_derivative
+from ..torch_ops.run import prepare
 from . import native
 from .selection import Layout, Places, Rule, in_memory, selected_rows
 
@@ -95,7 +97,10 @@ def _rows_by_kernel(
     of_layout = layout.cu_seqlens_q, layout.cu_seqlens_k, layout.seqused_k, layout.page_table
     tensors = SelectTensors(indices, counts, *of_layout, rows, kept)
     numbers = SelectNumbers(first, layout.queries, layout.keys, rule.window or 0, heads.key)
-    launcher(cfg, chip_of(indices.device))(tensors, numbers)
+    index = prepare.device_to_enter(indices.device)
+    is_other = index is not None and prepare.is_other_device(index)
+    with torch.cuda.device(index) if is_other else contextlib.nullcontext():
+        launcher(cfg, chip_of(indices.device))(tensors, numbers)
     return rows, kept
 
 
