@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ def block_mask(
         heads: query heads. longest: queries and keys of the longest sequences.
         shift: position of a sequence's first query among its keys; a tensor has one for each sequence, (batch,) int32.
     """
-    from torch.nn.attention.flex_attention import BlockMask
+    from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
     size = rule.granularity
     batch, queries, lists, blocks = indices.shape
@@ -44,11 +45,17 @@ def block_mask(
     if rule.window is not None:
         is_near = (key <= first + size - 1) & (key + size > first - rule.window)
         table = torch.where((table == 0) & is_near[:, None], PARTIAL, table)
-    partial_counts, partial, full_counts, full = (x.repeat_interleave(heads // lists, 1) for x in listed(table))
-    return BlockMask.from_kv_blocks(
-        partial_counts, partial, full_counts, full, BLOCK_SIZE=(size, size),
-        mask_mod=_within(rule, shift, is_chosen, heads // lists), seq_lengths=longest,
-    )  # fmt: skip
+    of_heads = table.repeat_interleave(heads // lists, 1)
+    names = ("num_blocks", "indices")
+    sides = {"kv": listed(of_heads), "q": listed(of_heads.transpose(2, 3))}
+    # torch's own `from_kv_blocks` finds the lists of keys by way of tables for each head, which takes a millisecond.
+    named = {
+        f"{kind}{side}_{name}": x
+        for side, of_side in sides.items()
+        for (kind, name), x in zip(itertools.product(("", "full_"), names), of_side)
+    }
+    mask_mod = _within(rule, shift, is_chosen, heads // lists) or noop_mask
+    return BlockMask(longest, **named, BLOCK_SIZE=(size, size), mask_mod=mask_mod)
 
 
 def _for_pairs(shift: Tensor | int) -> Tensor | int:
