@@ -81,7 +81,7 @@ def draw(case: Lists, seed: int) -> Drawn:
     k[unlisted], v[unlisted] = torch.nan, torch.nan
     drawn = Drawn(Saved(dout, dout, dout, None), q, k, v, rows, count, case.head_dim**-0.5)
     out, lse = torch.zeros(dout.shape, dtype=torch.float64), torch.full((case.tokens, heads), -torch.inf).double()
-    for token, part, keys, x in each_part(drawn):
+    for token, part, _, x in each_part(drawn):
         scores = x["q"].double() @ x["k"].double().T * drawn.scale
         lse[token, part] = torch.logsumexp(scores, -1)
         out[token, part] = torch.softmax(scores, -1) @ x["v"].double()
