@@ -8,7 +8,6 @@ are added to those of the rows they came from.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +33,11 @@ class Heads(NamedTuple):
     lists: int
     query: int
     key: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key/value head of a list."""
+        return self.query // (self.lists * self.keys_of_list)
 
     @property
     def keys_of_list(self) -> int:
@@ -97,9 +101,7 @@ def _rows_by_kernel(
     of_layout = layout.cu_seqlens_q, layout.cu_seqlens_k, layout.seqused_k, layout.page_table
     tensors = SelectTensors(indices, counts, *of_layout, rows, kept)
     numbers = SelectNumbers(first, layout.queries, layout.keys, rule.window or 0, heads.key)
-    index = prepare.device_to_enter(indices.device)
-    is_other = index is not None and prepare.is_other_device(index)
-    with torch.cuda.device(index) if is_other else contextlib.nullcontext():
+    with prepare.on_device(indices.device):
         launcher(cfg, chip_of(indices.device))(tensors, numbers)
     return rows, kept
 
@@ -153,26 +155,38 @@ def backward(
     dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     sums = [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v)]
     if pattern.keep and q.numel() and k.shape[0] and pattern.layout.batch:
-        backend = native.backend_of(q, k, v, flags)
-        columns = 2 * pattern.keep * pattern.lists * heads.keys_of_list * (k.shape[-1] + v.shape[-1])
-        numbers = pattern.keep * pattern.lists
-        step = max(GATHERED_NUMBERS // columns if backend is None else LISTED_ROWS // numbers, 1)
+        backend = native.backend_of(q, k, v, heads.group, flags)
+        if flags.deterministic and not by_kernel:
+            backend = None
+        columns = pattern.keep * pattern.lists * heads.keys_of_list * (k.shape[-1] + v.shape[-1])
+        if backend is None:
+            step = GATHERED_NUMBERS // (2 * columns)
+        else:
+            step = GATHERED_NUMBERS // columns if flags.deterministic else LISTED_ROWS // (pattern.keep * pattern.lists)
+        step = max(step, 1)
         for first in range(0, q.shape[0], step):
             part = slice(first, first + step)
             of_part = Saved(*(None if x is None else x[part] for x in saved))  # type: ignore[arg-type]
             rows, count = pattern.rows(first, min(first + step, q.shape[0]), heads, by_kernel)
             if backend is None:
-                dq[part] = _backward_of(of_part, q[part], k, v, heads, rows, count, flags, sums)
-            else:
-                k_rows, v_rows, *totals = (heads.of_rows(x) for x in (k, v, *sums))
-                keys = k_rows, v_rows, rows, count
-                native.backward(backend, of_part, q[part], *keys, flags.softmax_scale, dq[part], totals)
+                dq[part] = _backward_of(of_part, q[part], k, v, heads, rows, count, flags, sums, by_kernel)
+                continue
+            k_rows, v_rows, *totals = (heads.of_rows(x) for x in (k, v, *sums))
+            targets = totals
+            if flags.deterministic:
+                targets = [x.new_empty(rows.numel(), *x.shape[1:]) for x in totals]
+            keys = k_rows, v_rows, rows, count
+            native.backward(
+                backend, of_part, q[part], *keys, flags.softmax_scale, dq[part], targets, flags.deterministic
+            )
+            if flags.deterministic:
+                _add_in_order(totals, rows, count, targets)
     return dq, *(total.to(x.dtype) for total, x in zip(sums, (k, v)))  # type: ignore[return-value]
 
 
 def _backward_of(
     saved: Saved, q: Tensor, k: Tensor, v: Tensor, heads: Heads, rows: Tensor, count: Tensor, flags: Flags,
-    sums: list[Tensor],
+    sums: list[Tensor], by_kernel: bool,
 ) -> Tensor:  # fmt: skip
     """Return dq of some queries; add their part of dk and dv to `sums`."""
     lists, per = q.shape[0] * heads.lists, heads.keys_of_list
@@ -193,11 +207,15 @@ def _backward_of(
         q_rows, k_rows, v_rows, seqused_k=count.flatten(), max_seqlen_q=q_rows.shape[1], max_seqlen_k=k_rows.shape[1]
     )
     (dq, dk, dv, _), _ = ops.backward(of_lists, inputs, None, flags)
-    # Rows past a list's end have gradients 0. Adding these to different rows is faster than to one.
-    unused = torch.arange(numbers.shape[0], device=q.device, dtype=numbers.dtype) % heads.of_rows(k).shape[0]
-    numbers = torch.where(is_used.flatten(), numbers, unused)
-    for total, x in zip(sums, (dk, dv)):
-        _add_rows(heads.of_rows(total), numbers, x.reshape(-1, *x.shape[2:]), flags.deterministic)
+    totals, gradients = [heads.of_rows(x) for x in sums], [x.reshape(-1, *x.shape[2:]) for x in (dk, dv)]
+    if flags.deterministic and by_kernel and _has_vectors(gradients):
+        _add_in_order(totals, rows, count, gradients)
+    else:
+        # Rows past a list's end have gradients 0. Adding these to different rows is faster than to one.
+        unused = torch.arange(numbers.shape[0], device=q.device, dtype=numbers.dtype) % totals[0].shape[0]
+        numbers = torch.where(is_used.flatten(), numbers, unused)
+        for total, x in zip(totals, gradients):
+            _add_rows(total, numbers, x, flags.deterministic)
     return dq.transpose(1, 2).reshape(q.shape)
 
 
@@ -208,6 +226,31 @@ def _add_rows(total: Tensor, numbers: Tensor, rows: Tensor, deterministic: bool)
         total.index_put_((numbers,), rows, accumulate=True)
     else:
         total.index_add_(0, numbers, rows)
+
+
+def _has_vectors(rows: list[Tensor]) -> bool:
+    """Whether `_add_in_order` can load these rows."""
+    return all(x.dtype.itemsize in (2, 4) and x.shape[-1] % 8 == 0 for x in rows)
+
+
+def _add_in_order(totals: list[Tensor], rows: Tensor, count: Tensor, gradients: list[Tensor]) -> None:
+    """Add gradients of listed rows to those of the rows in `totals`, in the order of the lists, by a kernel.
+
+    totals: (rows, key/value heads of a list, columns) float32. rows, count: see `Pattern.rows`. gradients: a row for
+    each entry of the lists; those of entries that are not used are not read.
+    """
+    from ..bwd.kernels.ordered_sums import OrderedSums, OrderedSumsConfig, launcher  # needs CuTe DSL
+
+    keys = totals[0].shape[0]
+    is_used = torch.arange(rows.shape[-1], device=rows.device) < count[..., None]
+    numbers, order = torch.where(is_used, rows, keys).flatten().sort(stable=True)
+    starts = torch.searchsorted(
+        numbers, torch.arange(keys + 1, device=rows.device, dtype=numbers.dtype), out_int32=True
+    )
+    with prepare.on_device(rows.device):
+        for total, x in zip(totals, gradients):
+            cfg = OrderedSumsConfig(x.dtype, x.shape[-1])
+            launcher(cfg, chip_of(x.device))(OrderedSums(x, order.int(), starts, total))  # type: ignore[arg-type]
 
 
 def _with_sink(out: Tensor, lse: Tensor, sink: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tensor]:

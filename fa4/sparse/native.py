@@ -1,12 +1,11 @@
 """Backward kernels of lists, by chip, behind the operator `fa4::sparse_backward`.
 
 A backend's module offers `serves` and `backward`, see `fa4.sm90.sparse.plan`. It adds dk and dv of listed rows to
-float32 sums, in no fixed order.
+float32 sums, in no fixed order. In a deterministic call it stores them, for a sum in the order of the lists.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from ..runtime import dispatch
 from ..runtime.device import chip_of
+from ..runtime.plan import Layout
 from ..runtime.spec import AttentionSpec, Flags, Saved
 from ..torch_ops import ops
 from ..torch_ops.run import prepare
@@ -22,26 +22,27 @@ from ..torch_ops.run import prepare
 _MODULES = {"sm90": "fa4.sm90.sparse.plan"}  # by backend
 
 
-def backend_of(q: Tensor, k: Tensor, v: Tensor, flags: Flags) -> str | None:
-    """Return the backend whose kernel serves a call's backward, or None. q, k, v: (rows, heads, columns)."""
-    if flags.deterministic:
-        return None
+def backend_of(q: Tensor, k: Tensor, v: Tensor, group: int, flags: Flags) -> str | None:
+    """Return the backend whose kernel serves a call's backward, or None. q, k, v: (rows, heads, columns). group: query
+    heads of a key/value head of a list."""
     columns, heads = (q.shape[-1], v.shape[-1]), (q.shape[-2], k.shape[-2])
     spec = AttentionSpec(q.dtype, *columns, *heads, flags.softmax_scale, needs_backward=True)
     backend = dispatch.select(spec, chip_of(q.device), flags.backend).name
-    return backend if backend in _MODULES and _kernels(backend).serves(q.dtype, *columns) else None
+    if backend not in _MODULES or not _kernels(backend).serves(q.dtype, *columns, group, flags.deterministic):
+        return None
+    return backend
 
 
 def backward(
     backend: str, saved: Saved, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, count: Tensor, softmax_scale: float,
-    dq: Tensor, sums: list[Tensor],
+    dq: Tensor, dkv: list[Tensor], deterministic: bool,
 ) -> None:  # fmt: skip
-    """Write dq of queries (tokens, heads, columns); add dk and dv to `sums`.
+    """Write dq of queries (tokens, heads, columns); add dk and dv to `dkv`, float32.
 
-    k, v, sums: (rows, key/value heads of a list, columns). rows: (tokens, lists, n), rows of k and v, of which
-    `count` (tokens, lists) are used.
+    k, v, dkv: (rows, key/value heads of a list, columns). rows: (tokens, lists, n), rows of k and v, of which `count`
+    (tokens, lists) are used. deterministic: `dkv` has a row for each entry of the lists; those of used ones are set.
     """
-    torch.ops.fa4.sparse_backward(*saved, q, k, v, rows, count, dq, *sums, softmax_scale, backend)
+    torch.ops.fa4.sparse_backward(*saved, q, k, v, rows, count, dq, *dkv, softmax_scale, deterministic, backend)
 
 
 def _kernels(backend: str) -> Any:
@@ -50,18 +51,19 @@ def _kernels(backend: str) -> Any:
 
 def _backward(
     out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, rows: Tensor,
-    count: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, softmax_scale: float, backend: str,
+    count: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, softmax_scale: float, deterministic: bool,
+    backend: str,
 ) -> None:  # fmt: skip
-    index = prepare.device_to_enter(q.device)
-    is_other = index is not None and prepare.is_other_device(index)
-    with torch.cuda.device(index) if is_other else contextlib.nullcontext():
-        saved = Saved(out, lse, dout, dlse)
-        _kernels(backend).backward(saved, q, (k, v, rows, count), dq, (dk, dv), softmax_scale)
+    q, k, v, out, dout = (prepare.in_layout(x, Layout.ROWS) for x in (q, k, v, out, dout))
+    saved = Saved(out, lse.contiguous(), dout, None if dlse is None else dlse.contiguous())
+    with prepare.on_device(q.device):
+        _kernels(backend).backward(saved, q, (k, v, rows, count), dq, (dk, dv), softmax_scale, deterministic)
 
 
 ops.library.define(
     "sparse_backward(Tensor out, Tensor lse, Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor rows, "
-    "Tensor count, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, float softmax_scale, str backend) -> ()"
+    "Tensor count, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, float softmax_scale, bool deterministic, "
+    "str backend) -> ()"
 )
 ops.library.impl("sparse_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("fa4::sparse_backward", lambda *arguments: None, lib=ops.library)

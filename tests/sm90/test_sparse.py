@@ -21,7 +21,7 @@ from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import Saved
 from fa4.sm90.sparse import plan
 from fa4.sm90.sparse.kernel import KERNEL
-from fa4.sparse import native
+from fa4.sparse import attend, native
 
 NO_ROW = 1 << 30  # stands in lists behind their end
 
@@ -128,15 +128,19 @@ def expected(drawn: Drawn, precise: bool) -> tuple[Tensor, ...]:
     return rounded(dq), dk, dv
 
 
-def check(drawn: Drawn, seed: int, schedule: str, context: str) -> None:
-    """The kernel's gradients have at most twice the error of the same operands in torch; it adds to sums."""
+def check(drawn: Drawn, seed: int, schedule: str, context: str, deterministic: bool = False) -> list[Tensor]:
+    """The kernel's gradients have at most twice the error of the same operands in torch; it adds to sums. Returns dq
+    and the sums."""
     gen = torch.Generator().manual_seed(seed)
     dq = torch.full(drawn.q.shape, torch.nan, dtype=drawn.q.dtype)
     before = [torch.randn(x.shape, generator=gen) for x in (drawn.k, drawn.v)]
-    sums = before[0].clone(), before[1].clone()
+    sums = [before[0].clone(), before[1].clone()]
+    entries = [torch.empty(drawn.rows.numel(), *x.shape[1:]) for x in sums] if deterministic else sums
     with emulate("sm_90a", sms=3, seed=seed, schedule=schedule):
         keys = drawn.k, drawn.v, drawn.rows, drawn.count
-        plan.backward(drawn.saved, drawn.q, keys, dq, sums, drawn.scale)
+        native.backward("sm90", drawn.saved, drawn.q, *keys, drawn.scale, dq, entries, deterministic)
+        if deterministic:
+            attend._add_in_order(sums, drawn.rows, drawn.count, entries)
     exact, same = expected(drawn, precise=True), expected(drawn, precise=False)
     results = dq, *(x - y for x, y in zip(sums, before))
     for name, x, right, reference in zip(("dq", "dk", "dv"), results, exact, same):
@@ -145,6 +149,7 @@ def check(drawn: Drawn, seed: int, schedule: str, context: str) -> None:
     unlisted = drawn.k[:, 0, 0].isnan()
     for x, y in zip(sums, before):
         assert torch.equal(x[unlisted], y[unlisted]), f"{context}, seed {seed}: rows that no list has changed"
+    return [dq, *sums]
 
 
 CASES = (
@@ -165,19 +170,31 @@ def test_gradients(case, seed):
         check(drawn, seed, schedule, str(case))
 
 
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
+def test_deterministic_gradients(case, seed):
+    """They have equal bits under all schedules."""
+    drawn = draw(case, seed)
+    first, *others = (check(drawn, seed, schedule, str(case), deterministic=True) for schedule in SCHEDULES)
+    for other in others:
+        assert all(map(torch.equal, first, other)), f"{case}, seed {seed}"
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(6))
 def test_random_lists(part, seed):
-    """Of compiled kernels, so that many interleavings take little time."""
+    """Of compiled kernels, so that many interleavings take little time. One list has several keys: with one key a list,
+    dq and dk are 0, and the errors are those of a difference of equal sums."""
     case = CASES[part]
     for i in range(10):
         draws = random.Random(seed + i)
-        longest = draws.randint(1, 250)
+        longest = draws.randint(2, 250)
         rows = draws.randint(longest, 260)
         tokens, has_dlse = draws.randint(1, 4), case.has_dlse
+        counts = (longest, *(draws.randint(0, longest) for _ in range(tokens * case.lists - 1)))
         varied = Lists(
             case.group, tokens, case.lists, case.heads, case.head_dim, case.head_dim_v, case.dtype, has_dlse,
-            rows=rows, longest=longest,
+            counts, rows, longest,
         )  # fmt: skip
         check(draw(varied, seed + i), seed + i, SCHEDULES[i % 3], f"{varied}")
 
@@ -194,9 +211,15 @@ def test_strided_and_unaligned_tensors(seed):
 
 @pytest.mark.parametrize(
     ("backend", "deterministic", "head_dim", "is_served"),
-    [("auto", False, 64, True), ("sm90", False, 64, True), ("sm80", False, 64, False), ("auto", True, 64, False),
-     ("auto", False, 136, False)],
-)  # fmt: skip
+    [
+        ("auto", False, 64, True),
+        ("auto", True, 64, True),
+        ("sm90", False, 64, True),
+        ("sm80", False, 64, False),
+        ("sm80", True, 64, False),
+        ("auto", False, 136, False),
+    ],
+)
 def test_which_calls_it_serves(backend, deterministic, head_dim, is_served, seed, monkeypatch):
     """Gradients are right in any case."""
     launched = []
@@ -217,10 +240,15 @@ def test_which_calls_it_serves(backend, deterministic, head_dim, is_served, seed
     assert len(launched) == is_served
 
 
+def test_one_row_of_two_ctas_is_not_served_in_order():
+    """Both would store to the rows of a list."""
+    assert plan.serves(torch.bfloat16, 64, 64, 129, False) and not plan.serves(torch.bfloat16, 64, 64, 129, True)
+
+
 def test_a_backend_without_kernels_serves_none():
     q = torch.empty(2, 4, 64)
     flags = fa4.runtime.spec.Flags(0.1, backend="torch")
-    assert native.backend_of(q, q, q, flags) is None
+    assert native.backend_of(q, q, q, 1, flags) is None
 
 
 @pytest.mark.parametrize("group", [128, pytest.param(64, marks=pytest.mark.soak)])
@@ -228,7 +256,7 @@ def test_products_overlap_and_nothing_spills(group, tmp_path, disassembler):
     """A step issues S of the next block, dQ, dV or dK, and dP of the next block; it waits for S, for the gradients, and
     for dP. Three products and one role have no scores where a warpgroup holds all rows."""
     chip = chip_by_number(90)
-    cfg = plan._config(torch.bfloat16, group, 128, 128, False, chip)
+    cfg = plan._config(torch.bfloat16, group, 128, 128, False, False, chip)
     KERNEL.compile(cfg, chip).export_to_c(str(tmp_path / "kernel.o"), "kernel")
     (binary,) = fatbins_in((tmp_path / "kernel.o").read_bytes())
     (tmp_path / "kernel.cubin").write_bytes(binary[binary.index(b"\x7fELF") :])

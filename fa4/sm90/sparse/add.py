@@ -1,4 +1,5 @@
 """Roles add_dV and add_dK, one warp each: add the rows of a block's dV or dK to the sums of their keys, by bulk copies.
+Deterministic: store them to rows of the list's own.
 
 Waits:   dV_add_dV.full, dK_add_dK.full
 Signals: dV_add_dV.free, dK_add_dK.free
@@ -12,7 +13,7 @@ from cutlass import Float32, Int32
 
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.roles import WARP
-from ...pipeline.tma import bulk_add
+from ...pipeline.tma import bulk_add, bulk_store
 from .config import TILE_N, SparseContext
 from .work import SparseWork, work_tile
 
@@ -42,7 +43,7 @@ def add_blocks(
     work = work_tile(context)
     for block in cutlass.range(work.blocks, unroll=1):
         keys = [block * TILE_N + i * WARP + cute.arch.lane_idx() for i in range(_ROWS)]
-        rows = [work.key_row(context, key) for key in keys]
+        rows = [target_row(context, work, key) for key in keys]
         staged.wait()
         cute.arch.fence_proxy("async.shared", space="cta")
         for i in cutlass.range_constexpr(_ROWS):
@@ -55,10 +56,19 @@ def add_blocks(
         staged = staged.next()
 
 
+def target_row(context: SparseContext, work: SparseWork, key: Int32) -> Int32:
+    """Return the row of dk and dv for a listed key, or any row if the list has no such key."""
+    if not context.cfg.deterministic:
+        return work.key_row(context, key)
+    lists, longest = context.args.tensors.rows.shape[1:]
+    return (work.token * lists + work.list) * longest + key
+
+
 def add_row(
     context: SparseContext, work: SparseWork, region: str, columns: int, target: cute.Tensor, i: int, row: Int32
 ) -> None:
-    """One thread: start to add its i-th row of a block to the sum of a key."""
+    """One thread: start to add its i-th row of a block to a row of the target, or to store it there."""
     stride = context.cfg.sum_row_bytes(columns) // 4
     source = context.smem.pointer(region, Float32) + (i * WARP + cute.arch.lane_idx()) * stride
-    bulk_add(source, target.iterator + cute.crd2idx((row, work.head, 0), target.layout), 4 * columns)
+    copy = bulk_store if context.cfg.deterministic else bulk_add
+    copy(source, target.iterator + cute.crd2idx((row, work.head, 0), target.layout), 4 * columns)

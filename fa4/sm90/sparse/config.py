@@ -131,7 +131,8 @@ class SparseTensors(NamedTuple):
 
     q, out, dout, dq: (tokens, query heads of a part, parts, columns). k, v: (rows, key/value heads of a list, columns).
     lse, dlse: (tokens, query heads) float32. rows: (tokens, lists, longest list) int32, rows of k and v; count:
-    (tokens, lists) int32, how many of them are used. dk, dv: like k and v, float32 sums to add to.
+    (tokens, lists) int32, how many of them are used. dk, dv: like k and v, float32 sums to add to; deterministic, with
+    a row for each entry of the lists instead, in which those of used entries are stored.
     """
 
     q: cute.Tensor

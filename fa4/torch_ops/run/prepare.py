@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ ALIGNMENT = 16  # bytes; vector loads of kernels and TMA maps need bases and str
 def inputs_for(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec) -> AttentionInputs:
     """Return inputs with q, k, v in the layout, q negated for a negative softmax scale, and the sink in lse's dtype."""
     q0, k0, v0, sink0 = inputs[:4]
-    q, k, v, sink = _in_layout(q0, layout), _in_layout(k0, layout), _in_layout(v0, layout), sink0
+    q, k, v, sink = in_layout(q0, layout), in_layout(k0, layout), in_layout(v0, layout), sink0
     if spec.softmax_scale < 0:
         q = -q
     if sink is not None:
@@ -46,10 +48,10 @@ def saved_for(layout: Layout, saved: Saved) -> Saved:
     if aligned and dlse is None and out.is_contiguous() and dout.is_contiguous() and lse.is_contiguous():
         return saved
     dlse = None if dlse is None else dlse.contiguous()
-    return Saved(_in_layout(out, layout), lse.contiguous(), _in_layout(dout, layout), dlse)
+    return Saved(in_layout(out, layout), lse.contiguous(), in_layout(dout, layout), dlse)
 
 
-def _in_layout(x: Tensor, layout: Layout) -> Tensor:
+def in_layout(x: Tensor, layout: Layout) -> Tensor:
     """Return x, or a contiguous copy if x does not fit the layout."""
     if layout is Layout.ANY:
         return x
@@ -75,3 +77,10 @@ def device_to_enter(device: torch.device) -> int | None:
 def is_other_device(index: int) -> bool:
     """True if a CUDA device is not the current one. Launches go to the current device."""
     return index != current_cuda_device()
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Make a CUDA device the current one inside this context."""
+    index = device_to_enter(device)
+    is_other = index is not None and is_other_device(index)
+    return torch.cuda.device(index) if is_other else contextlib.nullcontext()
