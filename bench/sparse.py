@@ -144,18 +144,21 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, case: SparseCase) ->
     """torch's flex_attention on the same blocks."""
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-    blocks, columns = indices.shape[1], case.keys // case.granularity
-    table = torch.zeros(1, 1, blocks, columns, dtype=torch.uint8, device=q.device)
-    table.scatter_(3, indices.transpose(1, 2).long(), 1)
-    order = torch.argsort(table, dim=-1, descending=True, stable=True).int()
-    none = torch.zeros(1, 1, blocks, dtype=torch.int32, device=q.device)
-    mask = BlockMask.from_kv_blocks(
-        none, torch.zeros_like(order), table.sum(-1, dtype=torch.int32), order, BLOCK_SIZE=case.granularity,
-        seq_lengths=(case.queries, case.keys),
-    )  # fmt: skip
     compiled = torch.compile(flex_attention, dynamic=False)
 
+    def block_mask() -> BlockMask:
+        blocks, columns = indices.shape[1], case.keys // case.granularity
+        table = torch.zeros(1, 1, blocks, columns, dtype=torch.uint8, device=q.device)
+        table.scatter_(3, indices.transpose(1, 2).long(), 1)
+        order = torch.argsort(table, dim=-1, descending=True, stable=True).int()
+        none = torch.zeros(1, 1, blocks, dtype=torch.int32, device=q.device)
+        return BlockMask.from_kv_blocks(
+            none, torch.zeros_like(order), table.sum(-1, dtype=torch.int32), order, BLOCK_SIZE=case.granularity,
+            seq_lengths=(case.queries, case.keys),
+        )  # fmt: skip
+
     def call() -> Tensor:
+        mask = block_mask()  # of other lists in each step of a model
         out = compiled(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask, enable_gqa=True)
         return out.transpose(1, 2)
 

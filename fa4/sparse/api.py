@@ -87,7 +87,7 @@ def sparse_attention(
     options = common.Options(softmax_scale, causal, (None, None), 0.0, deterministic, backend)
     sizes, flags = checks.check(t, rule, per, (max_seqlen_q, max_seqlen_k), options)
     if per == "block" and page_table is None and rule.granularity >= NARROWEST_BLOCK:
-        out, lse = _by_blocks(t, rule, sizes, options)
+        out, lse = _by_blocks(t, rule, sizes, options, flags.needs_backward)
         return (out, lse) if return_lse else out
     layout = Layout(
         *sizes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, None if page_table is None else k.shape[1]
@@ -105,13 +105,15 @@ def sparse_attention(
     return (out, lse) if return_lse else out
 
 
-def _by_blocks(t: checks.Tensors, rule: Rule, sizes: checks.Sizes, options: common.Options) -> tuple[Tensor, Tensor]:
+def _by_blocks(
+    t: checks.Tensors, rule: Rule, sizes: checks.Sizes, options: common.Options, needs_backward: bool
+) -> tuple[Tensor, Tensor]:
     """Return out and lse by a block mask: a tile holds the queries of a block."""
     if t.cu_seqlens_q is not None and t.cu_seqlens_k is not None:
         shift: Tensor | int = t.cu_seqlens_k.diff() - t.cu_seqlens_q.diff()
     else:
         shift = sizes.keys - sizes.queries if t.seqused_k is None else t.seqused_k - sizes.queries
-    mask = blocks.block_mask(t.indices, t.counts, rule, t.q.shape[-2], sizes[1:], shift)
+    mask = blocks.block_mask(t.indices, t.counts, rule, t.q.shape[-2], sizes[1:], shift, needs_backward)
     arguments = options._asdict() | dict(causal=False, block_mask=mask, learnable_sink=t.sink, return_lse=True)
     if t.cu_seqlens_q is None:
         return flash_attn_func(t.q, t.k, t.v, seqused_k=t.seqused_k, **arguments)

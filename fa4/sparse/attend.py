@@ -127,22 +127,20 @@ def attend(
 def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags) -> tuple[Tensor, Tensor]:
     """Compute `attend`."""
     heads, by_kernel = Heads(pattern.lists, q.shape[1], k.shape[1]), _has_kernel(q, flags.backend)
-    out = q.new_zeros(*q.shape[:2], v.shape[-1])
-    lse = q.new_full(q.shape[:2], -torch.inf, dtype=compute_dtype(q.dtype))
-    if not (pattern.keep and out.numel() and k.shape[0] and pattern.layout.batch):
-        return out, lse
+    if not (pattern.keep and q.numel() and k.shape[0] and pattern.layout.batch):
+        lse = q.new_full(q.shape[:2], -torch.inf, dtype=compute_dtype(q.dtype))
+        return q.new_zeros(*q.shape[:2], v.shape[-1]), lse
     k_rows, v_rows = heads.of_rows(k)[:, None], heads.of_rows(v)[:, None]
     step = max(LISTED_ROWS // (pattern.keep * pattern.lists), 1)
+    results = []
     for first in range(0, q.shape[0], step):
-        part = slice(first, first + step)
         rows, count = pattern.rows(first, min(first + step, q.shape[0]), heads, by_kernel)
-        of_lists = flash_attn_with_kvcache(
-            heads.by_list(q[part])[:, None], k_rows, v_rows,
-            page_table=rows.flatten(0, 1), cache_seqlens=count.flatten(),
-            softmax_scale=flags.softmax_scale, return_lse=True, backend=flags.backend,
+        out, lse = flash_attn_with_kvcache(
+            heads.by_list(q[first : first + step])[:, None], k_rows, v_rows, page_table=rows.flatten(0, 1),
+            cache_seqlens=count.flatten(), softmax_scale=flags.softmax_scale, return_lse=True, backend=flags.backend,
         )  # fmt: skip
-        assert isinstance(of_lists, tuple)
-        out[part], lse[part] = of_lists[0].view(out[part].shape), of_lists[1].view(lse[part].shape)
+        results.append((out.view(-1, q.shape[1], v.shape[-1]), lse.view(-1, q.shape[1])))
+    out, lse = results[0] if len(results) == 1 else map(torch.cat, zip(*results))
     return out, lse
 
 

@@ -14,13 +14,20 @@ from .selection import Rule
 
 
 def block_mask(
-    indices: Tensor, counts: Tensor | None, rule: Rule, heads: int, longest: tuple[int, int], shift: Tensor | int
+    indices: Tensor,
+    counts: Tensor | None,
+    rule: Rule,
+    heads: int,
+    longest: tuple[int, int],
+    shift: Tensor | int,
+    needs_backward: bool,
 ) -> Any:
     """Return the block mask of the lists.
 
     Args:
         indices: (batch, blocks of queries, lists, blocks), counts: (batch, blocks of queries, lists).
         heads: query heads. longest: queries and keys of the longest sequences.
+        needs_backward: whether the lists of keys are needed, too.
         shift: position of a sequence's first query among its keys; a tensor has one for each sequence, (batch,) int32.
     """
     from torch.nn.attention.flex_attention import BlockMask, noop_mask
@@ -47,11 +54,13 @@ def block_mask(
         table = torch.where((table == 0) & is_near[:, None], PARTIAL, table)
     of_heads = table.repeat_interleave(heads // lists, 1)
     names = ("num_blocks", "indices")
-    sides = {"kv": listed(of_heads), "q": listed(of_heads.transpose(2, 3))}
+    of_queries: tuple[Tensor | None, ...] = (None,) * 4
+    if needs_backward:
+        of_queries = listed(of_heads.transpose(2, 3))
     # torch's own `from_kv_blocks` finds the lists of keys by way of tables for each head, which takes a millisecond.
     named = {
         f"{kind}{side}_{name}": x
-        for side, of_side in sides.items()
+        for side, of_side in (("kv", listed(of_heads)), ("q", of_queries))
         for (kind, name), x in zip(itertools.product(("", "full_"), names), of_side)
     }
     mask_mod = _within(rule, shift, is_chosen, heads // lists) or noop_mask
