@@ -10,6 +10,7 @@ pairs over the listed ones.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 import fa4
 
 from .machine import commit, facts
-from .timing import Timing, measure_in_turns
+from .timing import Timing, captured, measure_in_turns
 
 _SAMPLE = 16  # queries whose results are compared
 
@@ -94,8 +95,8 @@ def expected(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, case: SparseCase,
     return (p @ values).flatten(1, 2)
 
 
-def measure(case: SparseCase, seconds: float, with_flex: bool, device: torch.device) -> Row:
-    """Time the providers of a case, in turns."""
+def measure(case: SparseCase, seconds: float, with_flex: bool, graphs: bool, device: torch.device) -> Row:
+    """Time the providers of a case, in turns. graphs: time replays of CUDA graphs, without a host."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(rows: int, heads: int) -> Tensor:
@@ -116,11 +117,10 @@ def measure(case: SparseCase, seconds: float, with_flex: bool, device: torch.dev
         calls["flex"] = _flex(q, k, v, indices, case)
     outs = {who: call() for who, call in calls.items()}
     sample = torch.randperm(case.queries, generator=generator, device=device)[:_SAMPLE]
-    exact = expected(q, k, v, indices, case, sample)
+    exact = expected(q, k, v, indices, case, sample).detach()
     of_lists = [who for who in outs if who != "dense"]
     error = max(
-        float((outs[who].detach()[0, sample].float() - exact.detach()).abs().max() / exact.abs().max())
-        for who in of_lists
+        float((outs[who].detach()[0, sample].float() - exact).abs().max() / exact.abs().max()) for who in of_lists
     )
 
     def gradients(out: Tensor) -> tuple[Tensor, ...]:
@@ -132,8 +132,18 @@ def measure(case: SparseCase, seconds: float, with_flex: bool, device: torch.dev
             error = max(error, float((got.float() - other.float()).abs().max() / other.float().abs().max()))
     forwards = {f"{who} forward": _without_gradients(call) for who, call in calls.items() if who != "deterministic"}
     backwards = {f"{who} backward": lambda out=out: gradients(out) for who, out in outs.items()}
-    times = measure_in_turns(forwards, device, seconds=seconds) | measure_in_turns(backwards, device, seconds=seconds)
+    times: dict[str, Timing] = {}
+    for functions in (forwards, backwards):
+        if graphs:
+            functions = {name: _replay(function) for name, function in functions.items()}
+        times |= measure_in_turns(functions, device, seconds=seconds)
     return Row(case, times, error)
+
+
+def _replay(function: Callable[[], object]) -> Callable[[], object]:
+    function()
+    replay, kept = captured(function, torch.cuda.current_stream())
+    return lambda: (replay(), kept)
 
 
 def _without_gradients(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -179,23 +189,50 @@ def fields(row: Row) -> dict:
     return dict(case=case._asdict(), ms=times, tflops=rates, share=shares, error=row.error)
 
 
+_COLUMNS = {"forward": ("fa4", "dense", "flex"), "backward": ("fa4", "deterministic", "dense", "flex")}
+
+
+def table(rows: list[dict]) -> str:
+    """Rows of a file as markdown."""
+    names = [f"{who} {direction}" for direction, columns in _COLUMNS.items() for who in columns]
+    shares = "fa4 forward", "fa4 backward", "deterministic backward"
+    head = [
+        "lists",
+        *(name.replace("fa4 ", "") for name in names),
+        *(f"share, {x.removeprefix('fa4 ')}" for x in shares),
+    ]
+    lines = [f"| {' | '.join((*head, 'error'))} |", "|---|" + "--:|" * len(head)]
+    for row in rows:
+        case = SparseCase(**row["case"])
+        cells = [f"{case.name}; {case.queries} of {case.keys}"]
+        cells += [f"{row['tflops'][name]:.0f}" if name in row["tflops"] else "" for name in names]
+        cells += [f"{row['share'][name]:.2f}" for name in shares]
+        lines.append(f"| {' | '.join((*cells, format(row['error'], '.1e')))} |")
+    return "\n".join(lines)
+
+
 @click.command(help=__doc__)
 @click.option("--cases", default=",".join(CASES), help="Names, each up to a comma.", show_default=True)
 @click.option("--seconds", default=0.3, show_default=True, help="For each time.")
 @click.option("--flex/--no-flex", default=True, show_default=True)
+@click.option("--graphs/--no-graphs", default=True, show_default=True, help="Time replays of CUDA graphs.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Add rows to a file, lines of JSON.")
-def main(cases: str, seconds: float, flex: bool, out: str | None) -> None:
+@click.option("--show", type=click.Path(exists=True), help="Measure nothing; print the table of this file's rows.")
+def main(cases: str, seconds: float, flex: bool, graphs: bool, out: str | None, show: str | None) -> None:
+    if show is not None:
+        print(table([json.loads(line) for line in Path(show).read_text().splitlines()]))
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    about = dict(machine=facts(device), commit=commit())
-    for case in CASES.values():
-        if case.name not in cases:
-            continue
-        found = fields(measure(case, seconds, flex, device))
-        print(case.name, {k: round(x, 1) for k, x in found["tflops"].items()}, flush=True)
-        print("  share", {k: round(x, 3) for k, x in found["share"].items()}, f"error {found['error']:.1e}", flush=True)
-        if out is not None:
-            with Path(out).open("a") as file:
-                file.write(json.dumps(found | about) + "\n")
+    about = dict(machine=facts(device), commit=commit(), graphs=graphs)
+    with torch.cuda.stream(torch.cuda.Stream()) if graphs else contextlib.nullcontext():  # one that may be captured
+        for case in CASES.values():
+            if case.name not in cases:
+                continue
+            found = fields(measure(case, seconds, flex, graphs, device))
+            print(table([found]).splitlines()[-1], flush=True)
+            if out is not None:
+                with Path(out).open("a") as file:
+                    file.write(json.dumps(found | about) + "\n")
 
 
 if __name__ == "__main__":
