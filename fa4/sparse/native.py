@@ -7,10 +7,12 @@ float32 sums, in no fixed order. In a deterministic call it stores them, for a s
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from ..runtime import dispatch
 from ..runtime.device import chip_of
@@ -67,3 +69,10 @@ ops.library.define(
 )
 ops.library.impl("sparse_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("fa4::sparse_backward", lambda *arguments: None, lib=ops.library)
+
+
+@register_flop_formula(torch.ops.fa4.sparse_backward, get_raw=True)
+def _flops(out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, q: Tensor, *others: Any, **_: Any) -> int:
+    """Count S, dQ, dK over the columns of q, and dP, dV over those of v, of whole lists."""
+    rows = others[2]
+    return 2 * math.prod(q.shape[:2]) * rows.shape[2] * (3 * q.shape[2] + 2 * out.shape[2])

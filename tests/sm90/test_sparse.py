@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
@@ -232,7 +233,9 @@ def test_which_calls_it_serves(backend, deterministic, head_dim, is_served, seed
     with emulate("sm_90a", sms=2, seed=seed):
         out = fa4.sparse_attention(q, k, v, indices, backend=backend, deterministic=deterministic)
         dout = torch.randn(out.shape, generator=gen).to(out.dtype)
-        grads = torch.autograd.grad(out, (q, k, v), dout)
+        with FlopCounterMode(display=False) as counter:
+            grads = torch.autograd.grad(out, (q, k, v), dout)
+    assert counter.get_total_flops() == 5 * 2 * (2 * 4 * 70) * head_dim  # queries x heads x listed keys
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     out = fa4.sparse_attention(*exact, indices)
     for x, right in zip(grads, torch.autograd.grad(out, exact, dout.double())):
