@@ -5,6 +5,7 @@ from .api.dense import flash_attn_func, flash_attn_varlen_func
 from .api.dropout import dropout_mask
 from .api.explained import explain
 from .api.flex import flex_attention
+from .api.indexer import indexer_loss, indexer_scores, indexer_topk
 from .api.latent import mla_attention
 from .api.quantized import Quantized, dequantize, quantize
 from .api.states import merge_states
@@ -30,6 +31,9 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
     "flex_attention",
+    "indexer_loss",
+    "indexer_scores",
+    "indexer_topk",
     "masks",
     "merge_states",
     "mla_attention",

@@ -34,7 +34,7 @@ def test_the_site_lists_every_page():
     assert sorted(listed) == sorted(pages)
 
 
-@pytest.mark.parametrize("page", ["index", "training", "fp8"])
+@pytest.mark.parametrize("page", ["index", "training", "fp8", "indexer"])
 def test_code_of_a_guide_runs(page, seed):
     """All of a page's Python, in its order."""
     torch.manual_seed(seed)

@@ -18,7 +18,7 @@ LAYERS = (
     ("fallback", "pipeline"),
     ("fwd", "bwd"),
     ("sm80", "sm90", "sm100", "sm120", "torch_ops"),
-    ("distributed", "kvcache"),
+    ("distributed", "indexer", "kvcache"),
     ("api", "masks", "scores"),
     ("sparse",),
     ("compat", "integrations", "oracle"),

@@ -63,7 +63,7 @@ def flex_attention(
             raise TypeError(f"return_aux is {return_aux!r}, expected torch's AuxRequest")
         if getattr(return_aux, "max_scores", False):
             raise NotImplementedError("return_aux asks for max_scores, expected lse at most")
-    scale = None if scale is None else checks._number("scale", scale)
+    scale = None if scale is None else checks.number("scale", scale)
     checks.boolean("return_lse", return_lse, "a bool")
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if query.layout is torch.strided and not torch.compiler.is_compiling():

@@ -155,7 +155,7 @@ def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
     for name, x in (("q", q), ("k", k), ("v", v), ("learnable_sink", sink)):
         if x is not None and carries_tangent(x):  # operators without a forward-mode rule would drop it, as if it were 0
             raise NotImplementedError(f"{name} carries a tangent, but fa4 attention has no forward-mode derivative")
-    softmax_scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else _number("softmax_scale", softmax_scale)
+    softmax_scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else number("softmax_scale", softmax_scale)
     softcap = cap("softcap", softcap)
     left, right = _window(window_size)
     if boolean("causal", causal, "a bool"):
@@ -178,7 +178,8 @@ def _unwrapped(value: Any) -> Any:
 _LARGEST = 3.4028234663852886e38  # largest float32: kernels compute in float32
 
 
-def _number(name: str, value: float) -> float:
+def number(name: str, value: float) -> float:
+    """Check a finite number."""
     if not isinstance(value, (float, int, torch.SymFloat, torch.SymInt)) or isinstance(value, bool):
         value = _unwrapped(value)
     if not isinstance(value, (float, int, torch.SymFloat, torch.SymInt)) or isinstance(value, bool):
@@ -192,7 +193,7 @@ def _number(name: str, value: float) -> float:
 
 def cap(name: str, value: float) -> float:
     """Check a softcap; 0 means none."""
-    value = _number(name, value)
+    value = number(name, value)
     if value < 0:
         raise ValueError(f"{name} is {value}, expected a finite number, 0 (off) or more")
     return value
@@ -200,7 +201,7 @@ def cap(name: str, value: float) -> float:
 
 def probability(name: str, value: float) -> float:
     """Check a number from 0 to 1."""
-    value = _number(name, value)
+    value = number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} is {value}, expected a number from 0 to 1")
     return value
