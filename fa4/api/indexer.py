@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..indexer import arguments, loss, run
+from ..indexer import arguments, backends, loss, run
 from ..indexer.arguments import Lengths
 from ..torch_ops import checks
 
@@ -164,7 +164,7 @@ def indexer_loss(
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, seqused_k)
     problem = arguments.problem(q, k, weights, causal, lengths, dtypes=checks.DTYPES)
     target = arguments.target(problem, q, k, attn_q, attn_k, attn_lse, softmax_scale, indices)
-    run.check_torch(problem, backend, "a loss of the indexer")
+    backends.check_torch(backend, "a loss of the indexer")
     of_rows, is_used = loss.of_rows(problem, target)
     if reduction == "none":
         return of_rows if cu_seqlens_q is not None else of_rows.unflatten(0, q.shape[:2])

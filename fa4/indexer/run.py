@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..runtime import dispatch
-from . import products, selection
+from . import backends, products, selection
 from .problem import Problem, parts
 from .products import Gradients
 
@@ -37,29 +36,33 @@ class Scores(torch.autograd.Function):
         return grads.q.to(q.dtype), grads.k.to(k.dtype), grads.weights.to(weights.dtype), None
 
 
-def check_torch(problem: Problem, backend: str, what: str) -> None:
-    """Raise unless torch serves `backend`."""
-    dispatch.check_backend_name(backend)
-    if backend not in ("auto", "torch"):
-        raise dispatch.NoBackend(f"backend {backend!r} lacks {what} (torch has it)")
-
-
 def scores(problem: Problem, backend: str, needs_gradients: bool) -> Tensor:
     """Return the scores of all rows, (rows, columns)."""
-    check_torch(problem, backend, "scores of the indexer")
-    return Scores.apply(problem.q, problem.k, problem.weights, problem)
+    counts = problem.visible_counts()
+    kernel = backends.scores(problem, backend, counts, needs_gradients)
+    if kernel is None:
+        return Scores.apply(problem.q, problem.k, problem.weights, problem)
+    out = problem.weights.new_full((problem.rows, problem.columns), -torch.inf)
+    with backends.on_device(out):
+        kernel(out, slice(0, problem.rows))
+    return out
 
 
 def topk(problem: Problem, count: int, returns_scores: bool, backend: str) -> tuple[Tensor, Tensor | None]:
     """Return the chosen indices, (rows, count) int32, and their scores. No more than CHUNK_BYTES of scores exist at
     once, but always those of one row."""
-    check_torch(problem, backend, "a top-k of the indexer")
     counts = problem.visible_counts()
+    kernel = backends.scores(problem, backend, counts, False)
     indices = counts.new_empty(problem.rows, count)
     values = problem.weights.new_empty(problem.rows, count) if returns_scores else None
     height = max(CHUNK_BYTES // (problem.score_dtype.itemsize * max(problem.columns, 1)), 1)
     for rows in parts(0, problem.rows, height):
-        part = products.scores(problem, rows, counts)
+        if kernel is None:
+            part = products.scores(problem, rows, counts)
+        else:
+            part = problem.weights.new_full((rows.stop - rows.start, problem.columns), -torch.inf)
+            with backends.on_device(part):
+                kernel(part, rows)
         indices[rows] = selection.select(part, counts[rows], count)
         if values is not None:
             values[rows] = selection.gather(part, indices[rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,14 +133,19 @@ def make(case: Case, seed: int, device: str = "cpu") -> Problem:
     return Problem(case, q, k, weights, moved, *on_device, rows, columns, positions)
 
 
-def scores(problem: Problem, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the scores of all rows, (rows, columns), computed in `dtype`; -inf where a key is not visible."""
+def scores(
+    problem: Problem,
+    dtype: torch.dtype = torch.float64,
+    products: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+) -> Tensor:
+    """Return the scores of all rows, (rows, columns), computed in `dtype`; -inf where a key is not visible. products:
+    of (heads, head_dim) and (head_dim, keys)."""
     q, weights = problem.flat(problem.q).to(dtype), problem.flat(problem.weights).to(dtype)
     if "q_descale" in problem.options:
         weights = weights * problem.flat(problem.options["q_descale"]).to(dtype)
     out = torch.full((len(problem.rows), problem.columns), -torch.inf, dtype=dtype, device=q.device)
     for t, (sequence, count) in enumerate(problem.rows):
-        z = q[t] @ problem.keys[sequence][:count].to(dtype).T
+        z = products(q[t], problem.keys[sequence][:count].to(dtype).T)
         out[t, :count] = weights[t] @ z.relu() * problem.key_scales[sequence][:count].to(dtype)
     return out
 

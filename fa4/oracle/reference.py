@@ -183,6 +183,12 @@ HOPPER_8BIT = {"sum_bits": 14, "largest_p": 7}
 """Options of `forward` for e4m3 operands on a Hopper chip, whose tensor cores add them with 14 bits."""
 
 
+def tensor_core_products(a: Tensor, b: Tensor, operand: torch.dtype, sum_bits: int = _FLOAT32_BITS) -> Tensor:
+    """Return a @ b in float32 with operands rounded to `operand` and the summation of tensor cores. a: (m, k). b: (k,
+    n). sum_bits: significand of sums of e4m3 products, 14 on Hopper."""
+    return _Arithmetic(torch.float32, operand, sum_bits=sum_bits).scores(a[None], b[None])[0]
+
+
 def _sum_of_cut_terms(total: Tensor, a: Tensor, b: Tensor, bits: int) -> Tensor:
     """Return total + a @ b of terms that are cut off to `bits` bits of the largest one's power of two. If terms cancel
     each other, the sum has fewer bits.

@@ -1,0 +1,81 @@
+"""Which code serves a call: kernels of a chip, or torch.
+
+`backend="auto"` takes the kernels that can serve the call. A named backend serves it or raises, with its reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime import dispatch
+from ..runtime.device import Chip, chip_of
+from .problem import Problem
+
+ScoresInto = Callable[[Tensor, slice], None]
+"""Writes the scores of some rows, where a row sees the key, into (rows, columns)."""
+
+# Backend -> chip number, and the module with `refusals` and `Scores`. As text: nothing imports a chip.
+_SCORES = {"sm90": (90, "sm90.indexer.plan")}
+_CUTE = "cutlass"
+
+
+def check_torch(backend: str, what: str) -> None:
+    """Raise unless torch may serve `backend`."""
+    dispatch.check_backend_name(backend)
+    if backend not in ("auto", "torch"):
+        raise dispatch.NoBackend(f"backend {backend!r} lacks {what} (torch has it)")
+
+
+def scores(problem: Problem, backend: str, counts: Tensor, needs_gradients: bool) -> ScoresInto | None:
+    """Return the kernel that computes scores, or None for torch. counts: see `Problem.visible_counts`.
+
+    Raises:
+        NoBackend: the named backend has no kernel for the problem.
+        ValueError: no backend has that name.
+    """
+    dispatch.check_backend_name(backend)
+    if backend == "torch":
+        return None
+    chip = chip_of(problem.q.device)
+    for name, (number, module) in _SCORES.items():
+        if backend not in ("auto", name):
+            continue
+        reasons = _reasons(chip, chip.number == number, f"sm_{number}")
+        if needs_gradients:
+            reasons.append("lacks gradients")
+        if not reasons:
+            plan: Any = importlib.import_module(f"..{module}", __package__)
+            is_paged = problem.page_table is not None
+            reasons = plan.refusals(problem.q, problem.k, is_paged)
+            if not reasons:
+                bounds = problem.bounds.q_begin, problem.bounds.k_begin
+                sequences = problem.sequence_of_rows()
+                return plan.Scores(
+                    problem.q, problem.k, problem.weights, problem.k_descale, bounds, counts, sequences,
+                    problem.page_table, chip,
+                )  # fmt: skip
+        if backend == name:
+            raise dispatch.NoBackend(f"backend {name!r} cannot compute scores of the indexer: {'; '.join(reasons)}")
+    if backend != "auto":
+        raise dispatch.NoBackend(f"backend {backend!r} lacks scores of the indexer ({', '.join(_SCORES)} has them)")
+    return None
+
+
+def _reasons(chip: Chip, is_on: bool, needed: str) -> list[str]:
+    """Return why no kernel of these chips can run."""
+    if not is_on:
+        return [f"needs {needed} (this is {chip})"]
+    if not dispatch.is_installed(_CUTE):
+        return [f"needs the module {_CUTE}, which is not installed"]
+    return [] if chip.compiles else [chip.no_target]
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make the GPU of a tensor the current one, to which launches go."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else contextlib.nullcontext()

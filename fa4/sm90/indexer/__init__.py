@@ -1,0 +1,1 @@
+"""Hopper kernel of the lightning indexer's scores."""
