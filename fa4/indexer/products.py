@@ -55,9 +55,9 @@ def weighted(z: Tensor, weights: Tensor) -> Tensor:
     return (weights.unsqueeze(1) @ z.relu()).squeeze(1)
 
 
-def scores(problem: Problem, rows: slice, counts: Tensor) -> Tensor:
-    """Return the scores of some rows, (rows, columns); -inf for keys that a row does not see."""
-    out = problem.weights.new_full((rows.stop - rows.start, problem.columns), -torch.inf)
+def scores(problem: Problem, rows: slice, counts: Tensor, out: Tensor) -> None:
+    """Write the scores of some rows into out, (rows, columns), except for tiles of which no row sees a key; -inf for
+    the other keys that a row does not see."""
     for sequence, tile in tiles(problem, rows, counts):
         assert tile.columns is not None
         k = problem.keys_of(problem.k, sequence, tile.columns).to(out.dtype)
@@ -66,7 +66,6 @@ def scores(problem: Problem, rows: slice, counts: Tensor) -> Tensor:
             tile_scores = tile_scores * problem.keys_of(problem.k_descale, sequence, tile.columns)
         target = out[tile.rows.start - rows.start : tile.rows.stop - rows.start, tile.columns]
         target.copy_(tile_scores.masked_fill(~tile.visible, -torch.inf))
-    return out
 
 
 @dataclass(frozen=True, slots=True)

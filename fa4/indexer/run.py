@@ -11,6 +11,7 @@ from .problem import Problem, parts
 from .products import Gradients
 
 CHUNK_BYTES = 1 << 28  # of scores that exist at once in a top-k
+ROW_MULTIPLE = 4  # columns in memory: rows of float32 start at multiples of 16 bytes
 
 
 class Scores(torch.autograd.Function):
@@ -20,7 +21,9 @@ class Scores(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, weights: Tensor, problem: Problem) -> Tensor:
         ctx.save_for_backward(q, k, weights)
         ctx.problem = problem
-        return products.scores(problem, slice(0, problem.rows), problem.visible_counts())
+        out = unseen_scores(problem)
+        products.scores(problem, slice(0, problem.rows), problem.visible_counts(), out)
+        return out
 
     @staticmethod
     @once_differentiable
@@ -36,13 +39,18 @@ class Scores(torch.autograd.Function):
         return grads.q.to(q.dtype), grads.k.to(k.dtype), grads.weights.to(weights.dtype), None
 
 
+def unseen_scores(problem: Problem) -> Tensor:
+    """Return scores of rows that see no key."""
+    return problem.weights.new_full((problem.rows, problem.columns), -torch.inf)
+
+
 def scores(problem: Problem, backend: str, needs_gradients: bool) -> Tensor:
     """Return the scores of all rows, (rows, columns)."""
     counts = problem.visible_counts()
     kernel = backends.scores(problem, backend, counts, needs_gradients)
     if kernel is None:
         return Scores.apply(problem.q, problem.k, problem.weights, problem)
-    out = problem.weights.new_full((problem.rows, problem.columns), -torch.inf)
+    out = unseen_scores(problem)
     with backends.on_device(out):
         kernel(out, slice(0, problem.rows))
     return out
@@ -52,18 +60,18 @@ def topk(problem: Problem, count: int, returns_scores: bool, backend: str) -> tu
     """Return the chosen indices, (rows, count) int32, and their scores. No more than CHUNK_BYTES of scores exist at
     once, but always those of one row."""
     counts = problem.visible_counts()
-    kernel = backends.scores(problem, backend, counts, False)
+    compute = backends.scores_of_topk(problem, backend, counts)
+    select = backends.selection(problem, count, backend)
     indices = counts.new_empty(problem.rows, count)
     values = problem.weights.new_empty(problem.rows, count) if returns_scores else None
-    height = max(CHUNK_BYTES // (problem.score_dtype.itemsize * max(problem.columns, 1)), 1)
-    for rows in parts(0, problem.rows, height):
-        if kernel is None:
-            part = products.scores(problem, rows, counts)
-        else:
-            part = problem.weights.new_full((rows.stop - rows.start, problem.columns), -torch.inf)
-            with backends.on_device(part):
-                kernel(part, rows)
-        indices[rows] = selection.select(part, counts[rows], count)
-        if values is not None:
-            values[rows] = selection.gather(part, indices[rows])
+    width = -(-problem.columns // ROW_MULTIPLE) * ROW_MULTIPLE
+    height = max(CHUNK_BYTES // (problem.score_dtype.itemsize * max(width, 1)), 1)
+    with backends.on_device(indices):
+        for rows in parts(0, problem.rows, height):
+            # Scores that a row does not see are not set, and nothing reads them.
+            part = problem.weights.new_empty(rows.stop - rows.start, width)[:, : problem.columns]
+            compute(part, rows)
+            select(part, counts[rows], indices[rows])
+            if values is not None:
+                values[rows] = selection.gather(part, indices[rows])
     return indices, values

@@ -20,13 +20,13 @@ def order_keys(scores: Tensor) -> Tensor:
     return torch.where(bits < 0, bits ^ largest, bits).masked_fill(scores.isnan(), largest)
 
 
-def select(scores: Tensor, counts: Tensor, topk: int) -> Tensor:
-    """Return the indices of the `topk` largest of the first counts[t] scores of each row t, (rows, topk) int32:
-    ascending, then -1."""
-    rows, columns = scores.shape
-    indices = scores.new_full((rows, topk), -1, dtype=torch.int32)
+def select(scores: Tensor, counts: Tensor, indices: Tensor) -> None:
+    """Write the indices of the largest of the first counts[t] scores of each row t: ascending, then -1. Other scores
+    may be anything. indices: (rows, topk) int32."""
+    columns, topk = scores.shape[1], indices.shape[1]
+    indices.fill_(-1)
     if not topk or not scores.numel():
-        return indices
+        return
     positions = torch.arange(columns, dtype=torch.int32, device=scores.device)
     is_visible = positions < counts[:, None]
     keys = order_keys(scores).masked_fill(~is_visible, torch.iinfo(_INTEGERS[scores.dtype]).min)
@@ -37,7 +37,6 @@ def select(scores: Tensor, counts: Tensor, topk: int) -> Tensor:
     row, column = is_chosen.nonzero(as_tuple=True)
     slot = is_chosen.cumsum(-1)[row, column] - 1
     indices[row, slot] = column.int()
-    return indices
 
 
 def gather(scores: Tensor, indices: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load
@@ -52,7 +52,7 @@ def load_k(context: ScoresContext, keys: Keys, block: Int32, k: Cursor) -> None:
 def key_row(context: ScoresContext, keys: Keys, key: Int32) -> Int32:
     """Return the row of k that holds a key, or for a key past the end of the sequence some row."""
     tensors, size = context.args.tensors, context.cfg.page_size
-    if const_expr(size == 0):
+    if size == 0:
         return tensors.k_begin[keys.sequence] + key
     key = cutlass.min(key, keys.count - 1)  # the table says nothing of later pages
     return tensors.page_table[keys.sequence, key // size] * size + key % size
