@@ -201,9 +201,11 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
     chip = chip_by_number(100)
     begin = time.perf_counter()
     if name in FEW_CASES:
-        compiled = forward.KERNEL.compile(forward.Sm100Forward(spec, ProblemSize(1, 1, _FEW_KEYS), chip).cfg, chip)
+        compiled = forward.Sm100Forward.kernel.compile(
+            forward.Sm100Forward(spec, ProblemSize(1, 1, _FEW_KEYS), chip).cfg, chip
+        )
     elif ctas is None:
-        compiled = forward.KERNEL.compile(forward.configure(spec, chip), chip)
+        compiled = forward.Sm100Forward.kernel.compile(forward.configure(spec, chip), chip)
     else:
         tiles = PAIR if ctas == 2 else SINGLE
         compiled = backward.KERNEL.compile(backward.configure(spec, chip, has_dlse=False, tiles=tiles), chip)

@@ -25,14 +25,15 @@ from fa4.bwd.device.work import order_index_by_lists
 from fa4.core.mask import Band
 from fa4.core.order import Order
 from fa4.core.sequence import Lengths
+from fa4.runtime import dsl
 from fa4.sm80.config import Sm80BackwardConfig as Portable
 from fa4.sm90.bwd.common import work as hopper
 from fa4.sm100.bwd import work as blackwell
 from fa4.sm100.bwd.config import Sm100BackwardConfig as Blackwell
 
 _MODULES = (
-    "fa4.core.mask", "fa4.core.order", "fa4.core.sequence", "fa4.bwd.device.work", "fa4.sm90.bwd.config",
-    "fa4.sm90.bwd.common.launch_order", "fa4.sm90.bwd.common.work", "fa4.sm100.bwd.work",
+    "fa4.core.mask", "fa4.core.order", "fa4.core.sequence", "fa4.bwd.device.work",
+    "fa4.sm90.bwd.common.work", "fa4.sm100.bwd.work",
 )  # fmt: skip
 Addition = tuple[Hashable, int]  # (counter, order index): a CTA adds when the counter has reached the index
 Walk = list[Addition]
@@ -48,6 +49,7 @@ def on_the_host() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in _MODULES:
             stack.enter_context(mock.patch.object(importlib.import_module(name), "Int32", int))
+        stack.enter_context(mock.patch.object(dsl.cutlass, "Int32", int))  # of configurations
         stack.enter_context(mock.patch.object(cutlass, "select_", lambda which, a, b: a if which else b))
         yield
 

@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fa4
 import fa4.distributed as cp
+from fa4.core.program import ProgramRef
 from fa4.distributed import agree, group_rank, parts, ring
 from fa4.emulator import emulate
 from fa4.integrations.dtensor import register_dtensor
@@ -254,8 +255,6 @@ def test_parts_on_ranks_are_the_whole(world, seed, tmp_path):
 def test_states_are_joined_in_place_by_one_kernel(dtype, sums, head_dim_v, seed, monkeypatch):
     """The late half of the rows, as beside keys that lie between a rank's chunks; some have seen nothing."""
     pytest.importorskip("cutlass", reason="compiles the kernel")
-    from fa4.fwd.kernels import join
-
     draw = torch.Generator().manual_seed(seed)
     out, more = (torch.randn(2, rows, 3, head_dim_v, generator=draw) for rows in (26, 13))
     lse, more_lse = (100 * torch.randn(2, 3, rows, generator=draw) for rows in (26, 13))
@@ -273,11 +272,11 @@ def test_states_are_joined_in_place_by_one_kernel(dtype, sums, head_dim_v, seed,
         return [float(x.abs().max()) for x in errors]
 
     allowed = joined(by_torch)
-    ran, launcher = [], join.launcher
-    monkeypatch.setattr(join, "launcher", lambda *given: ran.append(given) or launcher(*given))
+    ran, launcher = [], ProgramRef.launcher
+    monkeypatch.setattr(ProgramRef, "launcher", lambda *given: ran.append(given) or launcher(*given))
     with emulate("sm_90a", sms=2):
         errors = joined(by_kernel)
-    assert ran
+    assert [program.name for program, *_ in ran] == ["join_states"]
     assert errors[0] <= 2 * allowed[0] and errors[1] <= 2 * allowed[1] + 1e-6, f"seed {seed}"
     assert torch.equal(by_kernel[1] == -torch.inf, by_torch[1] == -torch.inf)
 

@@ -4,6 +4,8 @@ import ast
 import functools
 import itertools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,12 @@ def test_the_page_lists_the_parts_in_the_order_of_their_layers():
         assert min(above) >= max(below), f"{lines[ranks.index(above)]} stands above {lines[ranks.index(below)]}"
     listed = {part for parts in lines for part in parts}
     assert listed == set(map(part_of, SOURCES)) - {"__main__"}
+
+
+def test_plans_import_no_compiler():
+    """All that a launch imports, in a process where CuTe DSL cannot be imported."""
+    plans = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("plan.py")]
+    modules = ["fa4", "fa4.kvcache.append", "fa4.distributed.ring", "fa4.fwd.launchers", *sorted(plans)]
+    assert len(modules) > 15
+    program = "import importlib, sys\nsys.modules['cutlass'] = None\nfor x in sys.argv[1:]: importlib.import_module(x)"
+    subprocess.run([sys.executable, "-c", program, *modules], cwd=PACKAGE.parent, check=True)

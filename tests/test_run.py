@@ -97,7 +97,7 @@ def test_padding_leaves_the_gradient_of_a_projection_finite(backend, name, seed)
 def test_the_kernel_for_idle_rows_writes_them_alone(kind, seed):
     """In matrices of two widths, in lse, and in the lse of two parts; some sequences are empty, full or unused."""
     with chip("sm80", seed):
-        from fa4.core import padding_rows
+        from fa4.core import padding
         from fa4.runtime.device import chip_of
 
         here = chip_of(torch.device("cpu"))
@@ -110,12 +110,10 @@ def test_the_kernel_for_idle_rows_writes_them_alone(kind, seed):
         seqused = None if seqused is None else torch.tensor(seqused, dtype=torch.int32)
         batch = () if varlen else (3,)
         for matrices, parts in ((2, 1), (0, 2)):
-            cfg = padding_rows.PaddingRowsConfig(
-                torch.bfloat16, matrices, parts - 1, torch.inf, varlen, seqused is not None
-            )
+            cfg = padding.PaddingRowsConfig(torch.bfloat16, matrices, parts - 1, torch.inf, varlen, seqused is not None)
             of_dims = [torch.full((*batch, rows, heads, d), 7.0, dtype=torch.bfloat16) for d in (8, 24)[:matrices]]
             lse = torch.full((*((2,) if parts == 2 else ()), *batch, heads, rows), 7.0)
-            padding_rows.launcher(cfg, here)((tuple(of_dims) or None, lse, lengths, seqused), 2)
+            padding.SET_PADDING_ROWS.launcher(cfg, here)((tuple(of_dims) or None, lse, lengths, seqused), 2)
             for x in of_dims:
                 assert torch.equal(x, torch.where(used[..., None, None], 7.0, 0.0).to(x.dtype).expand_as(x))
             assert torch.equal(lse, torch.where(used.unsqueeze(-2), 7.0, torch.inf).expand_as(lse))

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.core.order import Order, PackedOrder, even_l2_groups, tile_order
+from fa4.core.order import Order, PackedOrder, tile_order
+from fa4.fwd.l2_groups import even_l2_groups
 
 
 def test_every_tile_once_and_blocks_of_a_pair_in_order(seed):

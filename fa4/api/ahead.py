@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..fwd.launchers import APPEND, AppendConfig
 from ..mods.ir.record import Mods, ModSpec
 from ..runtime import disk, jit, nvfp4, scaled_rows
 from ..runtime.device import chip_by_number, chip_of, emulating
@@ -30,7 +31,7 @@ class AheadProblem(NamedTuple):
 
 
 class AppendProblem(NamedTuple):
-    """An append to a cache that a model ran on a chip; config: the fields of a `fwd.kernels.append.AppendConfig`."""
+    """An append to a cache that a model ran on a chip; config: the fields of a `fwd.launchers.AppendConfig`."""
 
     chip: int
     config: dict[str, Any]
@@ -94,10 +95,8 @@ def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict
 
 
 def _run_append(problem: AppendProblem) -> None:
-    from ..fwd.kernels.append import AppendConfig, launcher  # needs CuTe DSL
-
     missing = {field.name: None for field in dataclasses.fields(AppendConfig)}
-    launcher(AppendConfig(**missing | problem.config), chip_of(torch.device("cpu")))
+    APPEND.launcher(AppendConfig(**missing | problem.config), chip_of(torch.device("cpu")))
 
 
 def _run_attention(problem: AheadProblem) -> None:

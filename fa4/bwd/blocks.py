@@ -19,19 +19,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32
+import torch
 
-from ..core.arguments import Inputs
 from ..core.constant import Constant
-from ..core.order import Order, PackedOrder, tile_order
-from ..core.sequence import Lengths, as_columns, as_matrices, extent, modes_reversed
-from ..core.traced import BlockTensors, ModTensors
-from ..runtime.spec import Operands, ProblemSize, Saved
+from ..runtime import jit
+from ..runtime.dsl import cute, cutlass
+from ..runtime.spec import Operands
 
 if TYPE_CHECKING:
-    from .workspace import Workspace
+    from cutlass import Int32
 
 THREADS = 256  # per CTA of the statistics and finish kernels
 
@@ -71,7 +67,7 @@ class RowBlocks(Constant):
     (chains) with their own semaphores; dQ adds them in index order.
     """
 
-    dtype: type[cutlass.Numeric]
+    torch_dtype: torch.dtype
     head_dim: int
     head_dim_v: int
     tile_m: int
@@ -93,71 +89,17 @@ class RowBlocks(Constant):
     def of(cls, cfg: Any, placement: Placement | None, packed: int = 1, **others: Any) -> RowBlocks:
         """Return the row blocks of a main kernel with configuration `cfg`."""
         return cls(
-            cfg.dtype, cfg.head_dim, cfg.head_dim_v, cfg.tile_m, placement, cfg.varlen, cfg.has_sink, cfg.has_dlse,
-            packed, list_rows=cfg.mods.block[0] * packed if cfg.ordered_by_lists else 0, operands=cfg.operands,
-            group=cfg.group, **others,
+            cfg.torch_dtype, cfg.head_dim, cfg.head_dim_v, cfg.tile_m, placement, cfg.varlen, cfg.has_sink,
+            cfg.has_dlse, packed, list_rows=cfg.mods.block[0] * packed if cfg.ordered_by_lists else 0,
+            operands=cfg.operands, group=cfg.group, **others,
         )  # fmt: skip
+
+    @property
+    def dtype(self) -> type[cutlass.Numeric]:
+        """DSL type of `torch_dtype`; imports CuTe DSL."""
+        return jit.dsl_dtype(self.torch_dtype)
 
     def permute_statistics(self, statistics: cute.Tensor) -> cute.Tensor:
         """Return the row statistics, (tile_m, 2, blocks, heads), with rows permuted to the load order of the main
         kernel."""
         return statistics
-
-
-@dataclass(frozen=True)
-class RowTensors:
-    """Run-time arguments of the statistics and finish kernels.
-
-    out, dout, dq: `core.sequence.as_matrices`; lse, dlse, dsink: `as_columns`; both of `packed` heads.
-    sink: (heads_q,). dsink: the term of each row; the gradient is the sum over the rows of a head.
-    statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). semaphores: (blocks * semaphores, heads)
-    int32. dq_sum and semaphores have a last mode of chains if `chained`.
-    ranks: (key blocks, blocks, heads) int32, see `ranks`. of_queries: see `core.traced.ModTensors`. order: one tile per
-    row block of each sequence. factors: of `spec.GradientOperands`.
-    """
-
-    out: cute.Tensor
-    dout: cute.Tensor
-    dq: cute.Tensor
-    lse: cute.Tensor
-    dlse: cute.Tensor | None
-    sink: cute.Tensor | None
-    dsink: cute.Tensor | None
-    statistics: cute.Tensor
-    dq_sum: cute.Tensor | None
-    semaphores: cute.Tensor | None
-    ranks: cute.Tensor | None
-    of_queries: BlockTensors | None
-    lengths: Lengths
-    order: Order | PackedOrder
-    scale: Float32
-    factors: cute.Tensor | None
-
-    @staticmethod
-    def of(
-        inputs: Inputs,
-        saved: Saved,
-        dq: cute.Tensor,
-        workspace: Workspace,
-        scale: Float32,
-        sizes: ProblemSize,
-        mods: ModTensors | None,
-        factors: cute.Tensor | None,
-        cfg: RowBlocks,
-    ) -> RowTensors:
-        """Convert the arguments of a launch."""
-        out, dout, dq = (as_matrices(x, cfg.packed) for x in (saved.out, saved.dout, dq))
-        row_values = (saved.lse, saved.dlse, workspace.dsink)
-        lse, dlse, dsink = (None if x is None else as_columns(x, cfg.packed) for x in row_values)
-        statistics, dq_sum, semaphores, ranks = (None if x is None else modes_reversed(x) for x in workspace[:4])
-        of_queries = None if mods is None else mods.of_queries
-        heads, cu_seqlens = cute.size(dq, mode=[2]), inputs.lengths.cu_seqlens_q
-        l2_group = heads if cfg.varlen else None  # without a group, the heads of a sequence advance together too
-        order = tile_order(
-            cfg.tile_m, cfg.packed, sizes.max_seqlen_q, extent(out), cu_seqlens, heads, sizes.batch, l2_group
-        )
-        lengths = inputs.lengths.bounded(sizes.max_seqlen_q, sizes.max_seqlen_k)
-        return RowTensors(
-            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, semaphores, ranks, of_queries, lengths,
-            order, scale, factors,
-        )  # fmt: skip

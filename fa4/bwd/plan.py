@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from cutlass import Float32, Int32
 from torch import Tensor
 
-from ..core.arguments import windows
-from ..core.program import Program
+from ..core.program import ProgramRef
 from ..core.softmax import LOG2_E
+from ..core.variant import windows
 from ..mods.ir.record import Mods
 from ..mods.ir.tensors import kernel_mods
 from ..runtime import jit
 from ..runtime.device import Chip
+from ..runtime.dsl import cutlass
 from ..runtime.spec import AttentionInputs, AttentionSpec, GradientOperands, Gradients, ProblemSize, Saved
 from . import captured as gradients
 from .workspace import Allocator
@@ -26,11 +26,11 @@ class Scalars(NamedTuple):
     log2(e); with a score_mod, which returns logits, log2(e). scale_over_cap: scale / softcap. left, right: see
     `core.mask.Band`."""
 
-    scale: Float32
-    scale_log2: Float32
-    scale_over_cap: Float32
-    left: Int32
-    right: Int32
+    scale: cutlass.Float32
+    scale_log2: cutlass.Float32
+    scale_over_cap: cutlass.Float32
+    left: cutlass.Int32
+    right: cutlass.Int32
 
     @staticmethod
     def of(spec: AttentionSpec) -> Scalars:
@@ -43,7 +43,7 @@ class Scalars(NamedTuple):
 class BackwardDirection:
     """The backward of one kind of problem on one chip. A subclass per chip sets `kernel` and implements `config`."""
 
-    kernel: Program
+    kernel: ProgramRef[Any]
     chains = 1  # dQ sums per query block, see `RowBlocks.chained`
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> None:

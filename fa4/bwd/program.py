@@ -15,10 +15,10 @@ from ..core.sequence import as_matrices
 from ..core.traced import ModTensors
 from ..runtime import jit
 from ..runtime.spec import BlockScales, GradientOperands, Gradients, ProblemSize, Saved
-from .blocks import RowTensors
 from .kernels.finish import launch_finish
 from .kernels.statistics import launch_statistics
 from .plan import Scalars
+from .row_tensors import RowTensors
 from .variant import BackwardOptions
 from .workspace import Workspace
 

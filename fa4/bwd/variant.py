@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from cutlass import Int32
-
 from ..core import variant
 from ..pipeline.smem import Tile
 from .blocks import RowBlocks
+
+if TYPE_CHECKING:
+    from cutlass import Int32
 
 
 class BackwardOptions(variant.Variant):
@@ -78,11 +79,11 @@ class BackwardVariant(BackwardOptions):
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(self.cta_tile_n, self.head_dim, self.operand_dtype.width)
+        return Tile(self.cta_tile_n, self.head_dim, self.operand_bits)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.cta_tile_n, self.head_dim_v, self.operand_dtype.width)
+        return Tile(self.cta_tile_n, self.head_dim_v, self.operand_bits)
 
     @property
     def rows_bytes(self) -> int:

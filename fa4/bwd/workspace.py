@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from cutlass import Float32, Int32
 from torch import Tensor
 
 from ..core.rows import row_blocks
 from ..mods.ir.record import Mods
 from ..runtime import jit
+from ..runtime.dsl import cutlass
 from ..runtime.memory import maker
 from ..runtime.spec import AttentionInputs
 from .blocks import RowBlocks
@@ -37,11 +37,13 @@ class Workspace(NamedTuple):
     def fake(cfg: RowBlocks) -> Workspace:
         """Fake tensors for compilation."""
         return Workspace(
-            jit.fake_tensor(Float32, 4, contiguous=True),
-            jit.fake_tensor(Float32, 3 + cfg.chained, contiguous=True) if cfg.placement is not None else None,
-            jit.fake_tensor(Int32, 2 + cfg.chained, contiguous=True) if cfg.semaphores else None,
-            jit.fake_tensor(Int32, 3, contiguous=True, align=4) if cfg.list_rows else None,
-            jit.fake_tensor(Float32, 2 if cfg.varlen else 3, contiguous=True, align=4) if cfg.has_sink else None,
+            jit.fake_tensor(cutlass.Float32, 4, contiguous=True),
+            jit.fake_tensor(cutlass.Float32, 3 + cfg.chained, contiguous=True) if cfg.placement is not None else None,
+            jit.fake_tensor(cutlass.Int32, 2 + cfg.chained, contiguous=True) if cfg.semaphores else None,
+            jit.fake_tensor(cutlass.Int32, 3, contiguous=True, align=4) if cfg.list_rows else None,
+            jit.fake_tensor(cutlass.Float32, 2 if cfg.varlen else 3, contiguous=True, align=4)
+            if cfg.has_sink
+            else None,
         )
 
     def dsink_terms(self) -> Tensor | None:

@@ -11,7 +11,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint8
 
 from ..runtime import jit
-from ..runtime.spec import AttentionSpec
 from .sequence import Lengths
 from .variant import Variant
 
@@ -67,8 +66,3 @@ def fake_rows(cfg: Variant, present: bool = True) -> cute.Tensor | None:
 def fake_numbers(record: type[tuple]) -> tuple:
     """Return a record of fake Int32 and Float32 values."""
     return record(*(kind(0) for kind in get_type_hints(record).values()))
-
-
-def windows(spec: AttentionSpec) -> tuple[int, int]:
-    """Return window_left, window_right as numbers. The value of an unbounded side is not used."""
-    return spec.window_left or 0, spec.window_right or 0

@@ -20,7 +20,8 @@ from cutlass import Boolean, Float32, Int32, Uint8
 from ..runtime import jit
 from ..runtime.spec import CacheSpec
 from .constant import Constant
-from .sequence import Lengths, Rows, clamp_tile, extent, sequence_matrix
+from .rows import Rows, clamp_tile
+from .sequence import Lengths, extent, sequence_matrix
 from .variant import Variant
 
 

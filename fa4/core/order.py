@@ -7,8 +7,6 @@ fixed order are spread over time. If a group fits into the L2 cache, the data th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,7 +152,6 @@ def sparse_block_order(cfg: Variant, mods: ModTensors | None, axis: int, tile: i
 
 
 _NONE = 1 << 20  # block index beyond every sequence
-EVEN = 0.006  # of the average work per CTA: accepted excess of the busiest CTA
 
 
 @dataclass(frozen=True)
@@ -239,40 +236,3 @@ def _last_not_after(order: PackedOrder, block: Int32) -> Int32:
         found = Int32(cutlass.select_(is_after, found, middle))
         stop = Int32(cutlass.select_(is_after, middle, stop))
     return found
-
-
-def even_l2_group(fit: int, pairs: int) -> int:
-    """Return the pairs per L2 group if `fit` pairs fit: a divisor of `pairs` in (fit / 2, fit], else `fit`. A small
-    last group would start long tiles, fewer than the chip runs at a time, when no other work is left."""
-    fit = max(1, min(fit, pairs))
-    return next((size for size in range(fit, fit // 2, -1) if pairs % size == 0), fit)
-
-
-def even_l2_groups(l2_group: int, pairs: int, largest: int, lengths: Sequence[int], ctas: int) -> int:
-    """Return the number of L2 groups for a grid of `ctas` CTAs that takes tiles in snake order, if a group is whole
-    rounds. largest: maximum pairs of the last group. lengths: lengths of a pair's tiles, in launch order.
-
-    The pairs left over after whole groups may give CTAs uneven work, e.g. half a round of the longest and shortest
-    tiles. The last group then gets more whole groups of pairs, as many as make the work even.
-    """
-    left_over, total = pairs % l2_group, -(-pairs // l2_group)
-    if left_over == 0:
-        return total
-    enough = EVEN * pairs * sum(lengths) / ctas
-    least, found = math.inf, total
-    for merged in range(max((largest - left_over) // l2_group, 0) + 1):
-        unevenness = _unevenness(left_over + merged * l2_group, lengths, ctas)
-        if unevenness < least:
-            least, found = unevenness, total - merged
-        if least < enough:
-            break
-    return found
-
-
-def _unevenness(pairs: int, lengths: Sequence[int], ctas: int) -> float:
-    """Work of the busiest CTA minus the average, in snake order."""
-    work = [0] * ctas
-    for i in range(pairs * len(lengths)):
-        lap, cta = divmod(i, ctas)
-        work[ctas - 1 - cta if lap % 2 else cta] += lengths[i // pairs]
-    return max(work) - sum(work) / ctas

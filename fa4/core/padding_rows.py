@@ -9,34 +9,18 @@ last group has the rows past the last sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-import torch
 from cutlass import Float32, Int32, Int64, const_expr
 
 from ..runtime import jit
-from ..runtime.device import Chip
+from .padding import THREADS, PaddingRowsConfig
 from .program import Program
 from .vec_io import store_vec
 
-_THREADS = 256
 _VECTOR = 16  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PaddingRowsConfig:
-    """Compile-time configuration. dtype: of the matrices. leading: axes of `rows` before those of lse; None if there is
-    no `rows` tensor. fill: value of the padding rows in `rows`."""
-
-    dtype: torch.dtype
-    matrices: int
-    leading: int | None
-    fill: float
-    varlen: bool
-    has_seqused: bool
 
 
 class PaddingRows(NamedTuple):
@@ -60,14 +44,14 @@ class _Clear(Program[PaddingRowsConfig]):
         groups = Int32(1)
         if const_expr(cfg.has_seqused):
             groups = padding_rows.seqused.shape[0] + int(cfg.varlen)
-        self.kernel(padding_rows, cfg).launch(grid=(groups, blocks, 1), block=(_THREADS, 1, 1), stream=stream)
+        self.kernel(padding_rows, cfg).launch(grid=(groups, blocks, 1), block=(THREADS, 1, 1), stream=stream)
 
     @cute.kernel
     def kernel(self, padding_rows: PaddingRows, cfg: cutlass.Constexpr[PaddingRowsConfig]):
         group, block, _ = cute.arch.block_idx()
         blocks = cute.arch.grid_dim()[1]
-        begin = block * _THREADS + cute.arch.thread_idx()[0]
-        step = blocks * _THREADS
+        begin = block * THREADS + cute.arch.thread_idx()[0]
+        step = blocks * THREADS
         batch, first, last = self.range_of(padding_rows, group, cfg)
         for x in padding_rows.all_matrices:
             per_vector = _VECTOR // cfg.dtype.itemsize
@@ -121,10 +105,4 @@ class _Clear(Program[PaddingRowsConfig]):
         return PaddingRows(matrices or None, rows, *lengths), Int32(1)
 
 
-launcher = _Clear("idle_rows").launcher
-"""(configuration, chip) -> launcher that takes `PaddingRows` and the number of CTAs per group, see `blocks`."""
-
-
-def blocks(elements: int, groups: int, chip: Chip) -> int:
-    """Return the CTAs per group: enough to fill the chip if all `elements` are padding, with 32 or more per thread."""
-    return max(1, min(8 * chip.sms // groups, elements // (_THREADS * 32)))
+KERNEL = _Clear("idle_rows")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -40,6 +41,33 @@ class Program(Constant, Generic[Cfg]):
 
     def launcher(self, cfg: Cfg, chip: Chip) -> jit.Launcher:
         """Return a launcher that takes the run-time arguments and runs on the caller's current stream."""
+        return jit.compiled(compile_key(self.name, cfg), functools.partial(self.compile, cfg, chip), chip)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramRef(Generic[Cfg]):
+    """A program by name: what a launch needs of it. Its device code is imported when the program is compiled.
+
+    module: has the program as an attribute, `attribute`.
+    """
+
+    name: str
+    module: str
+    attribute: str = "KERNEL"
+
+    def load(self) -> Program[Cfg]:
+        """Import the program, which needs CuTe DSL."""
+        program = getattr(importlib.import_module(self.module), self.attribute)
+        assert program.name == self.name, f"{self.module} has {program.name}, expected {self.name}"
+        return program
+
+    def compile(self, cfg: Cfg, chip: Chip) -> Any:
+        return self.load().compile(cfg, chip)
+
+    def launcher(self, cfg: Cfg, chip: Chip) -> jit.Launcher:
+        """Return a launcher, see `Program.launcher`."""
+        if chip.emulated:
+            return self.load().launcher(cfg, chip)  # which registers roles and barriers for reports
         return jit.compiled(compile_key(self.name, cfg), functools.partial(self.compile, cfg, chip), chip)
 
 

@@ -6,10 +6,26 @@ prefix sum: with f rows before sequence b and n of its own, f // m + b + ceil(n 
 
 from __future__ import annotations
 
-import cutlass.cute as cute
-from cutlass import Int32
+from typing import TYPE_CHECKING, NamedTuple
 
-from .sequence import Rows
+from ..runtime.dsl import cute, cutlass
+
+if TYPE_CHECKING:
+    from cutlass import Int32
+
+
+class Rows(NamedTuple):
+    """Rows of a sequence: the first one, as a row of the tensor (0 unless varlen), and their number."""
+
+    first: cutlass.Int32
+    count: cutlass.Int32
+
+
+def clamp_tile(tile: Int32, rows: Rows, size: int) -> Int32:
+    """Return `tile`, or the last tile of `size` rows that has some of `rows` if it has none. For loads of unused data.
+    TMA fills a box outside a `seq_bounded_tma` matrix with zeros, but accesses the start of the map, which may be an
+    invalid address: an H100 faults."""
+    return cutlass.min(tile, (rows.count - 1) // size)
 
 
 def first_row_block(batch: Int32, rows: Rows, extent: Int32, tile_m: int, group: int, varlen: bool) -> Int32:

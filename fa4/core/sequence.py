@@ -19,12 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-
-class Rows(NamedTuple):
-    """Rows of a sequence: the first one, as a row of the tensor (0 unless varlen), and their number."""
-
-    first: Int32
-    count: Int32
+from .rows import Rows
 
 
 class Lengths(NamedTuple):
@@ -157,13 +152,6 @@ def sequence_matrix(
     if not (varlen or is_seq_bounded):
         return matrix
     return cute.domain_offset(((0, offset) if isinstance(x.shape[0], tuple) else offset, 0), matrix)
-
-
-def clamp_tile(tile: Int32, rows: Rows, size: int) -> Int32:
-    """Return `tile`, or the last tile of `size` rows that has some of `rows` if it has none. For loads of unused data.
-    TMA fills a box outside a `seq_bounded_tma` matrix with zeros, but accesses the start of the map, which may be an
-    invalid address: an H100 faults."""
-    return cutlass.min(tile, (rows.count - 1) // size)
 
 
 def modes_reversed(x: cute.Tensor) -> cute.Tensor:

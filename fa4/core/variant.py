@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import cutlass
-from cutlass import Float4E2M1FN, Float8E4M3FN
+import torch
 
 from ..mods.ir.record import ModSpec
 from ..runtime import jit
+from ..runtime.dsl import cutlass
 from ..runtime.spec import AttentionSpec, CacheSpec, Operands
 from .constant import Constant
 
@@ -18,11 +18,11 @@ from .constant import Constant
 class Variant(Constant):
     """One kind of attention problem, without sizes other than head dims. Kernel configurations extend it.
 
-    dtype: DSL type of out, and of q, k and v unless they are `operands`. group: query heads per key/value head.
+    torch_dtype: of out, and of q, k and v unless they are `operands`. group: query heads per key/value head.
     has_dlse, deterministic: backward only.
     """
 
-    dtype: type[cutlass.Numeric]
+    torch_dtype: torch.dtype
     head_dim: int
     head_dim_v: int
     group: int
@@ -52,7 +52,7 @@ class Variant(Constant):
         if mods is not None and mods.heads_differ and not (backward and spec.group > 1):
             mods = replace(mods, heads_differ=False)  # here heads are processed one by one, or there is one
         return dict(
-            dtype=jit.dsl_dtype(spec.dtype),
+            torch_dtype=spec.dtype,
             head_dim=spec.head_dim,
             head_dim_v=spec.head_dim_v,
             group=spec.group,
@@ -69,6 +69,15 @@ class Variant(Constant):
             cache=spec.cache,
             operands=spec.operands,
         )
+
+    @property
+    def dtype(self) -> type[cutlass.Numeric]:
+        """DSL type of `torch_dtype`; imports CuTe DSL."""
+        return jit.dsl_dtype(self.torch_dtype)
+
+    @property
+    def dtype_bits(self) -> int:
+        return 8 * self.torch_dtype.itemsize
 
     @property
     def tma_ctas(self) -> int:
@@ -125,7 +134,14 @@ class Variant(Constant):
         """DSL type of q, and of k as the products read it."""
         if self.operands is None:
             return self.dtype
-        return Float4E2M1FN if self.multiplies_e2m1 else Float8E4M3FN
+        return cutlass.Float4E2M1FN if self.multiplies_e2m1 else cutlass.Float8E4M3FN
+
+    @property
+    def operand_bits(self) -> int:
+        """Bits of an element of `operand_dtype`, and of V as the products read it."""
+        if self.operands is None:
+            return self.dtype_bits
+        return 4 if self.multiplies_e2m1 else 8
 
     @property
     def has_score_mod(self) -> bool:
@@ -159,3 +175,8 @@ class Variant(Constant):
     @property
     def masked(self) -> bool:
         return self.has_left or self.has_right
+
+
+def windows(spec: AttentionSpec) -> tuple[int, int]:
+    """Return window_left, window_right as numbers. The value of an unbounded side is not used."""
+    return spec.window_left or 0, spec.window_right or 0

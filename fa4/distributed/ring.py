@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ..fwd.launchers import JOIN, JoinConfig, can_join
 from ..runtime.device import chip_of, sharing
 from ..runtime.spec import Saved, compute_dtype
 from .group_rank import GroupRank, RingExchange
@@ -65,15 +66,12 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Merge a part into out and lse in place, as `fa4.merge_states`; padding rows of the part are zeros. A kernel needs
     one pass over memory; torch operators, where no kernel can be compiled, need several."""
     chip = chip_of(out.device)
-    if chip.compiles:
-        from ..fwd.kernels import join  # needs CuTe DSL
-
-        if join.can_join(part):
-            kernel = join.launcher(join.JoinConfig(part.dtype, out.dtype, part.shape[-1]), chip)
-            packed = out.ndim == 3  # a batch of one
-            with torch.cuda.device_of(out):
-                kernel(tuple(x.unsqueeze(0) if packed else x for x in (out, lse, part, part_lse)))
-            return
+    if chip.compiles and can_join(part):
+        kernel = JOIN.launcher(JoinConfig(part.dtype, out.dtype, part.shape[-1]), chip)
+        packed = out.ndim == 3  # a batch of one
+        with torch.cuda.device_of(out):
+            kernel(tuple(x.unsqueeze(0) if packed else x for x in (out, lse, part, part_lse)))
+        return
     total = torch.logaddexp(lse, part_lse)
 
     def weight(lse_in: Tensor) -> Tensor:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..pipeline.fragment import ROWS_PER_WARP
-from ..pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
+from ..pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP, Role, RoleTable
 from ..pipeline.smem import Tile
 from ..runtime.choice import Condition
 from ..runtime.spec import AttentionSpec, ProblemSize
-from .device.consumer import ROWS
 from .variant import ForwardVariant, Schedule, padded_heads_of
+
+ROWS = WARPS_PER_WARPGROUP * ROWS_PER_WARP  # of a consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

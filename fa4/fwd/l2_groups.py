@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from ..core.order import even_l2_groups
 from ..runtime.device import Chip
 from ..runtime.spec import AttentionSpec, ProblemSize
 from .plan import LaunchSizes
@@ -14,6 +14,7 @@ from .variant import ForwardVariant
 MANY = LaunchSizes._field_defaults["most_l2_groups"]
 # Share of L2 for K and V of a larger last L2 group. On an H100, 62 MB are 1.4 % slower than 32 MB (d128, 2k keys).
 LAST_SHARE = 0.64
+EVEN = 0.006  # of the average work per CTA: accepted excess of the busiest CTA
 
 
 def _lengths_of_tiles_differ(spec: AttentionSpec) -> bool:
@@ -66,3 +67,40 @@ def l2_groups(spec: AttentionSpec, extent: ProblemSize, chip: Chip, cfg: Forward
     return l2_group, even_l2_groups(
         l2_group, pairs, min(int(LAST_SHARE * chip.l2) // per_pair, pairs), lengths, concurrent_tiles
     )
+
+
+def even_l2_group(fit: int, pairs: int) -> int:
+    """Return the pairs per L2 group if `fit` pairs fit: a divisor of `pairs` in (fit / 2, fit], else `fit`. A small
+    last group would start long tiles, fewer than the chip runs at a time, when no other work is left."""
+    fit = max(1, min(fit, pairs))
+    return next((size for size in range(fit, fit // 2, -1) if pairs % size == 0), fit)
+
+
+def even_l2_groups(l2_group: int, pairs: int, largest: int, lengths: Sequence[int], ctas: int) -> int:
+    """Return the number of L2 groups for a grid of `ctas` CTAs that takes tiles in snake order, if a group is whole
+    rounds. largest: maximum pairs of the last group. lengths: lengths of a pair's tiles, in launch order.
+
+    The pairs left over after whole groups may give CTAs uneven work, e.g. half a round of the longest and shortest
+    tiles. The last group then gets more whole groups of pairs, as many as make the work even.
+    """
+    left_over, total = pairs % l2_group, -(-pairs // l2_group)
+    if left_over == 0:
+        return total
+    enough = EVEN * pairs * sum(lengths) / ctas
+    least, found = math.inf, total
+    for merged in range(max((largest - left_over) // l2_group, 0) + 1):
+        unevenness = _unevenness(left_over + merged * l2_group, lengths, ctas)
+        if unevenness < least:
+            least, found = unevenness, total - merged
+        if least < enough:
+            break
+    return found
+
+
+def _unevenness(pairs: int, lengths: Sequence[int], ctas: int) -> float:
+    """Work of the busiest CTA minus the average, in snake order."""
+    work = [0] * ctas
+    for i in range(pairs * len(lengths)):
+        lap, cta = divmod(i, ctas)
+        work[ctas - 1 - cta if lap % 2 else cta] += lengths[i // pairs]
+    return max(work) - sum(work) / ctas

@@ -7,16 +7,16 @@ import functools
 from typing import Generic, NamedTuple
 
 import torch
-from cutlass import Float32, Int32
 from torch import Tensor
 
-from ..core.arguments import windows
-from ..core.program import Program
+from ..core.program import ProgramRef
 from ..core.softmax import LOG2_E
+from ..core.variant import windows
 from ..mods.ir.record import Mods
 from ..mods.ir.tensors import kernel_mods
 from ..runtime import jit
 from ..runtime.device import Chip
+from ..runtime.dsl import cutlass
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
 from .variant import Config, padded_heads_of
 
@@ -27,11 +27,11 @@ class Scalars(NamedTuple):
     natural units; it cancels the rounding. scale_over_cap: softmax_scale / softcap; with a score_mod, softmax_scale.
     left, right: see `core.mask.Band`."""
 
-    scale_log2: Float32
-    to_natural: Float32
-    scale_over_cap: Float32
-    left: Int32
-    right: Int32
+    scale_log2: cutlass.Float32
+    to_natural: cutlass.Float32
+    scale_over_cap: cutlass.Float32
+    left: cutlass.Int32
+    right: cutlass.Int32
 
     @staticmethod
     def of(spec: AttentionSpec) -> Scalars:
@@ -48,13 +48,13 @@ class LaunchSizes(NamedTuple):
     key blocks of a part, if `fixed_parts`. most_l2_groups: number of groups, if the grid has a `snake` order; the last
     group gets all remaining pairs, perhaps more than `l2_group`."""
 
-    max_seqlen_q: Int32
-    batch: Int32
-    l2_group: Int32
-    splits: Int32
-    ctas: Int32
-    part_blocks: Int32 = 0
-    most_l2_groups: Int32 = 1 << 30
+    max_seqlen_q: cutlass.Int32
+    batch: cutlass.Int32
+    l2_group: cutlass.Int32
+    splits: cutlass.Int32
+    ctas: cutlass.Int32
+    part_blocks: cutlass.Int32 = 0
+    most_l2_groups: cutlass.Int32 = 1 << 30
 
 
 def work_tiles(spec: AttentionSpec, extent: ProblemSize, packed: int, rows: int) -> int:
@@ -66,7 +66,7 @@ class ForwardDirection(Generic[Config]):
     """The forward of one kind of problem on one chip. A subclass per chip sets `kernel` and `splits` (split-KV
     parts) and passes the configuration, the scalars and the sizes."""
 
-    kernel: Program[Config]
+    kernel: ProgramRef[Config]
     splits = 1
 
     def __init__(self, chip: Chip, cfg: Config, scalars: tuple, sizes: tuple) -> None:

@@ -7,10 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from cutlass import Float16, Numeric
-
 from ..core import variant
 from ..pipeline.smem import Tile
+from ..runtime.dsl import cutlass
 from ..runtime.spec import AttentionSpec
 
 
@@ -148,17 +147,17 @@ class ForwardVariant(ForwardOptions):
         """Bits per element of k and v in global memory."""
         if self.converts_kv:
             return self.cache.bits
-        return 8 if self.operands is not None else self.dtype.width
+        return 8 if self.operands is not None else self.dtype_bits
 
     @property
-    def v_dtype(self) -> type[Numeric]:
+    def v_dtype(self) -> type[cutlass.Numeric]:
         """Dtype of the operands P and V. 8-bit V: float16. Its conversion takes half as many instructions as to
         bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits. But
         factors inside rows may be beyond the range of float16. Without an instruction of the chip, the conversion of
         4-bit numbers to bfloat16 is the shorter one."""
         if not self.converts_kv or self.cache.has_scaled_rows or (self.is_nvfp4 and not self.has_cvt_e2m1):
             return self.operand_dtype
-        return Float16
+        return cutlass.Float16
 
     @property
     def largest_p(self) -> float:

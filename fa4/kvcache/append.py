@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ..fwd.launchers import APPEND, AppendConfig
 from ..runtime import nvfp4, recording, scaled_rows
 from ..runtime.device import Chip, chip_of
 from ..runtime.memory import maker
@@ -59,15 +60,13 @@ class Append:
 
 
 def _launcher(a: AppendArguments, chip: Chip) -> Callable[..., None]:
-    from ..fwd.kernels.append import AppendConfig, launcher  # needs CuTe DSL
-
     cfg = AppendConfig(
         a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,
         None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
         a.interleaved, a.same_position, a.converted_dtype,
     )  # fmt: skip
     recording.append(cfg, chip)
-    return launcher(cfg, chip)
+    return APPEND.launcher(cfg, chip)
 
 
 @torch.no_grad()

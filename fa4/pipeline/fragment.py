@@ -15,7 +15,6 @@ from ..core.vec_io import pack_half
 from .smem import PANEL_ROW_BYTES, Tile
 
 ROWS_PER_THREAD = 2
-ROWS_PER_WARP = 16
 LANES_PER_ROW = 4
 
 

@@ -20,7 +20,7 @@ from ..runtime import jit
 from ..runtime.device import Chip
 from .channels import ChannelTable, init_barriers
 from .ends import Ends
-from .roles import run_roles
+from .run_roles import run_roles
 from .smem import SmemMap
 from .tma import TmaMap, TmaTile
 

@@ -50,7 +50,7 @@ def tables(name: str) -> str:
         made = directions[direction == "bwd"](spec, ProblemSize(4, 4096, 4096), chip_by_number(int(backend[2:])))
         cfg = made.config(has_dlse=False) if direction == "bwd" else made.cfg
         memories = [module.tmem_map(cfg).table()] if hasattr(module, "tmem_map") else []
-        pages.append(page(made.kernel, cfg, output_roles, *memories))
+        pages.append(page(made.kernel.load(), cfg, output_roles, *memories))
     return BETWEEN.join(pages)
 
 

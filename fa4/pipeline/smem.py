@@ -9,13 +9,13 @@ swizzled. One TMA box fills one panel. The matrix unit reads a tile K-major (red
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import cutlass
-import cutlass.cute as cute
-from cutlass import Int32
+from typing import TYPE_CHECKING
 
 from ..core.constant import Constant
-from ..core.vec_io import store_vec
+from ..runtime.dsl import cute, cutlass
+
+if TYPE_CHECKING:
+    from cutlass import Int32
 
 PANEL_ROW_BYTES = 128
 SWIZZLE_ALIGN = 1024  # bytes after which the 128-byte swizzle repeats
@@ -118,20 +118,3 @@ class SmemMap(Constant):
     def address(self, name: str) -> Int32:
         """32-bit shared-memory address of the region's first byte."""
         return self.pointer(name, cutlass.Int8).toint()
-
-
-def store_row_chunk(
-    tile_address, tile: Tile, row, column: int, packed: list[Int32], space=cute.AddressSpace.smem
-) -> None:
-    """Store 16 bytes (4 packed words) at (row, column) of a tile; `column` is a multiple of the elements in 16 bytes.
-    space: distributed shared memory if `tile_address` is in another CTA."""
-    panel, panel_column = divmod(column, tile.panel_columns)
-    chunk = panel_column * tile.bits // 128 ^ (row & 7)
-    address = tile_address + panel * tile.panel_bytes + row * PANEL_ROW_BYTES + chunk * 16
-    store_vec(cute.make_ptr(Int32, address, space, assumed_align=16), packed)
-
-
-def store_row(tile_address, tile: Tile, row, column: int, packed: list[Int32], space=cute.AddressSpace.smem) -> None:
-    """Store whole 16-byte chunks of a tile's row, starting at `column`, a multiple of a chunk's elements."""
-    for i in range(0, len(packed), 4):
-        store_row_chunk(tile_address, tile, row, column + 32 // tile.bits * i, packed[i : i + 4], space)

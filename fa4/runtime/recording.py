@@ -29,7 +29,7 @@ def problem(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) 
 
 
 def append(config: Any, chip: Chip) -> None:
-    """Record an append to a cache, a `fwd.kernels.append.AppendConfig`."""
+    """Record an append to a cache, a `fwd.launchers.AppendConfig`."""
     _add(chip, {"append": _plain(config)})
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-
-import cutlass
-from cutlass import Boolean, Int32, Int64
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm, nvvm, vector
+from typing import TYPE_CHECKING
 
 from ..core.constant import Constant
 from ..pipeline.smem import PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
-from . import tmem
+from ..runtime.dsl import cutlass, ir, llvm, nvvm, vector
+from .tensor_memory import pointer
+
+if TYPE_CHECKING:
+    from cutlass import Int32
 
 COLUMNS_PER_MMA = 8  # of tensor memory that an instruction reads of A
 # Scales of blocks of 32 numbers, in chunks: rows, blocks and bytes of a chunk, and its columns of tensor memory.
@@ -28,7 +28,9 @@ def k_per_mma(bits: int) -> int:
     return 256 // bits
 
 
-_SECOND = cutlass.BFloat16, cutlass.Float8E5M2  # types with the code 1 of their width; float16 and e4m3 have 0
+def _is_second(dtype: type[cutlass.Numeric]) -> bool:
+    """Whether a type has the code 1 of its width; float16 and e4m3 have 0."""
+    return dtype in (cutlass.BFloat16, cutlass.Float8E5M2)
 
 
 class Major(enum.IntEnum):
@@ -61,7 +63,7 @@ class SmemOperand(Constant):
 
     def at(self, address: Int32) -> Int32:
         """Low 32 bits of the descriptor of a tile at a shared-memory address. The high 32 bits are constant."""
-        return Int32((address >> 4) & 0x3FFF) | Int32(self.constant_bits & 0xFFFFFFFF)
+        return cutlass.Int32((address >> 4) & 0x3FFF) | cutlass.Int32(self.constant_bits & 0xFFFFFFFF)
 
     def descriptor(self, low: Int32, k: int):
         """Descriptor (an i64 value) of the reduction elements of the k-th instruction; `low` is from `at`."""
@@ -70,9 +72,9 @@ class SmemOperand(Constant):
 
 def _descriptor(low: Int32, high: int):
     """64-bit value of two halves."""
-    i32x2 = ir.VectorType.get([2], Int32.mlir_type)
-    pair = vector.from_elements(i32x2, [low.ir_value(), Int32(high).ir_value()])
-    return llvm.bitcast(Int64.mlir_type, pair)
+    i32x2 = ir.VectorType.get([2], cutlass.Int32.mlir_type)
+    pair = vector.from_elements(i32x2, [low.ir_value(), cutlass.Int32(high).ir_value()])
+    return llvm.bitcast(cutlass.Int64.mlir_type, pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Umma(Constant):
     def instruction(self) -> int:
         """32-bit instruction descriptor: fp32 accumulator, operand type and major axes, n and m. That of a scaled
         product has the type of scales, and m in other bits; `issue` adds the block of an instruction."""
-        a_format, b_format = (dtype in _SECOND for dtype in (self.a_dtype or self.dtype, self.dtype))
+        a_format, b_format = (_is_second(dtype) for dtype in (self.a_dtype or self.dtype, self.dtype))
         a_major = Major.K if self.a is None else self.a.major
         common = a_format << 7 | b_format << 10 | a_major << 15 | self.b.major << 16 | self.n >> 3 << 17
         return common | (1 << 23 | self.m >> 7 << 27 if self.is_scaled else 1 << 4 | self.m >> 4 << 24)
@@ -123,15 +125,17 @@ class Umma(Constant):
             scales: of a scaled product, tensor-memory addresses of the scales of A and of B.
         """
         for k in range(self.steps) if steps is None else steps:
-            accumulates = Boolean(accumulate) if k == 0 else Boolean(True)
-            a_k = tmem.pointer(a + k * COLUMNS_PER_MMA) if self.a is None else self.a.descriptor(a, k)
-            operands = cta_group(self.ctas), tmem.pointer(d), a_k, self.b.descriptor(b, k)
+            accumulates = cutlass.Boolean(accumulate) if k == 0 else cutlass.Boolean(True)
+            a_k = pointer(a + k * COLUMNS_PER_MMA) if self.a is None else self.a.descriptor(a, k)
+            operands = cta_group(self.ctas), pointer(d), a_k, self.b.descriptor(b, k)
             if scales is None:
-                nvvm.tcgen05_mma(self.kind, *operands, Int32(self.instruction).ir_value(), accumulates.ir_value())
+                nvvm.tcgen05_mma(
+                    self.kind, *operands, cutlass.Int32(self.instruction).ir_value(), accumulates.ir_value()
+                )
             else:  # an instruction reduces one block
                 chunk, block = divmod(k, CHUNK_BLOCKS)
-                instruction = Int32(self.instruction | block << 4 | block << 29).ir_value()
-                addresses = (tmem.pointer(x + chunk * CHUNK_COLUMNS) for x in scales)
+                instruction = cutlass.Int32(self.instruction | block << 4 | block << 29).ir_value()
+                addresses = (pointer(x + chunk * CHUNK_COLUMNS) for x in scales)
                 kind = nvvm.Tcgen05MMAKind.MXF8F6F4
                 nvvm.tcgen05_mma_block_scale(kind, *operands, instruction, accumulates.ir_value(), *addresses)
 
@@ -141,11 +145,11 @@ def copy_chunk(source: Int32, address: Int32) -> None:
     the lanes of each warp. A product that the same thread issues later reads the copy (PTX ISA, "tcgen05: pipelined
     instructions")."""
     group = 8 * 16  # bytes of 8 rows
-    low = Int32((source >> 4) & 0x3FFF) | 1 << 16
+    low = cutlass.Int32((source >> 4) & 0x3FFF) | 1 << 16
     descriptor = _descriptor(low, group >> 4 | 1 << 14)
     shape = nvvm.Tcgen05CpShape.SHAPE_32x128b
     multicast = nvvm.Tcgen05CpMulticast.WARPX4
-    nvvm.tcgen05_cp(shape, tmem.pointer(address), descriptor, group=cta_group(1), multicast=multicast)
+    nvvm.tcgen05_cp(shape, pointer(address), descriptor, group=cta_group(1), multicast=multicast)
 
 
 def cta_group(ctas: int):

@@ -17,9 +17,7 @@ from cutlass._mlir.dialects import llvm, nvvm, vector
 from ..core.constant import Constant
 from ..pipeline.kernel import Resources
 from ..pipeline.smem import SmemMap
-
-COLUMNS = 512
-LANES = 128
+from .tensor_memory import COLUMNS, pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +178,3 @@ def store(address: Int32 | int, packed: list[Int32]) -> None:
     kind = ir.VectorType.get([len(packed)], Int32.mlir_type)
     values = vector.from_elements(kind, [x.ir_value() for x in packed])
     nvvm.tcgen05_st(nvvm.Tcgen05LdStShape.SHAPE_32X32B, pointer(address), values)
-
-
-def pointer(address: Int32 | int):
-    """LLVM pointer of an address, as tcgen05 operations take it."""
-    return llvm.inttoptr(llvm.PointerType.get(6), Int32(address).ir_value())

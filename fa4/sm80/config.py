@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import cutlass
-from cutlass import Int32
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..bwd.blocks import Placement, RowBlocks
 from ..bwd.variant import BackwardOptions
 from ..core.variant import Variant
 from ..fwd.variant import ForwardOptions
+from ..runtime.dsl import cutlass
 from .tiles import L2_GROUP_BYTES, LARGEST_L2_GROUP, BackwardTiles, ForwardTiles, padded, v_slice, v_slices
+
+if TYPE_CHECKING:
+    from cutlass import Int32
+
+
+class Scalars(NamedTuple):
+    """Scalar arguments of the forward's kernel."""
+
+    softmax_scale: cutlass.Float32
+    softcap: cutlass.Float32
+    left: cutlass.Int32
+    right: cutlass.Int32
 
 
 class Sm80Config(Variant):
@@ -151,7 +161,7 @@ class Sm80BackwardConfig(Sm80Config, BackwardOptions):
     def l2_group(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """(head, sequence) pairs that advance together; if deterministic, their dQ accumulators stay in L2."""
         if not self.deterministic:
-            return Int32(4 if self.masked or self.has_blocks else 1)
+            return cutlass.Int32(4 if self.masked or self.has_blocks else 1)
         rows = L2_GROUP_BYTES // (4 * self.dim * self.group)
         return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), LARGEST_L2_GROUP), 1)
 

@@ -7,23 +7,15 @@ packed into the rows of a tile (pack_gqa), and several CTAs may share the keys o
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
 
 from ..core.order import sparse_block_order, tile_order
 from ..core.sequence import extent
 from ..fwd.program import ForwardArguments, ForwardProgram
-from .config import Sm80ForwardConfig
+from .config import Scalars, Sm80ForwardConfig
 from .forward_tile import Sm80ForwardArguments, kernel
-
-
-class Scalars(NamedTuple):
-    softmax_scale: Float32
-    softcap: Float32
-    left: Int32
-    right: Int32
 
 
 class ForwardKernel(ForwardProgram[Sm80ForwardConfig]):

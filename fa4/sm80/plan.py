@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..bwd.plan import BackwardDirection
-from ..core.arguments import windows
+from ..core.program import ProgramRef
+from ..core.variant import windows
 from ..fwd.plan import ForwardDirection, LaunchSizes
 from ..fwd.splits import blocks_of_part, choose_splits
 from ..mods.frontend.coarse import mask_of_groups, to_head_groups
@@ -16,15 +17,14 @@ from ..runtime import plan
 from ..runtime.choice import given
 from ..runtime.device import Chip
 from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
-from . import backward, forward
-from .config import Sm80BackwardConfig, Sm80ForwardConfig
+from .config import Scalars, Sm80BackwardConfig, Sm80ForwardConfig
 from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_l2_group, forward_tiles, v_slices
 
 
 class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
     """Forward plan for any chip with cp.async and mma.sync. `tiles` replaces the row of the table, for tuning."""
 
-    kernel = forward.KERNEL
+    kernel = ProgramRef[Sm80ForwardConfig]("sm80.forward", "fa4.sm80.forward")
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         dims, rows, heads = (spec.head_dim, spec.head_dim_v), extent.max_seqlen_q, spec.heads_q
@@ -46,7 +46,7 @@ class Sm80Forward(ForwardDirection[Sm80ForwardConfig]):
         l2_group = forward_l2_group(spec, chip, extent.max_seqlen_k)
         part_blocks = blocks_of_part(extent.max_seqlen_k, chosen.tile_n, self.splits)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
-        super().__init__(chip, cfg, forward.Scalars(spec.softmax_scale, spec.softcap, *windows(spec)), sizes)
+        super().__init__(chip, cfg, Scalars(spec.softmax_scale, spec.softcap, *windows(spec)), sizes)
 
     def __str__(self) -> str:
         parts = f", keys in {self.splits} parts" if self.splits > 1 else ""
@@ -58,7 +58,7 @@ class Sm80Backward(BackwardDirection):
     """Backward plan for any chip with cp.async and mma.sync. A tile has the rows of all heads of a group. If a block
     mask has lists per head (`by_head`), the kernel visits the union of their blocks and masks by a table per head."""
 
-    kernel = backward.KERNEL
+    kernel = ProgramRef[Sm80BackwardConfig]("sm80.backward", "fa4.sm80.backward")
 
     def __init__(
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-
-import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
-from cutlass.cute.nvgpu.warpgroup import Field, MmaF8Op, MmaF16BF16Op, OperandSource
+from typing import TYPE_CHECKING
 
 from ..core.constant import Constant
-from ..core.vec_io import bits
 from ..pipeline.smem import Tile
+from ..runtime.dsl import cute, cutlass, nvgpu, warpgroup
+
+if TYPE_CHECKING:
+    from cutlass.cute.nvgpu.warpgroup import MmaF8Op, MmaF16BF16Op
 
 ROWS = 64  # of D and A, for one warpgroup
 K_PER_MMA = 16  # reduction elements of 16 bits per instruction
@@ -26,8 +24,13 @@ K_PER_MMA = 16  # reduction elements of 16 bits per instruction
 class Major(enum.Enum):
     """Memory layout of an operand: K = the reduction dimension is contiguous (columns), MN = the rows are reduced."""
 
-    K = OperandMajorMode.K
-    MN = OperandMajorMode.MN
+    K = "K"
+    MN = "MN"
+
+    @property
+    def mode(self) -> nvgpu.OperandMajorMode:
+        """As the DSL names it."""
+        return getattr(nvgpu.OperandMajorMode, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Wgmma(Constant):
 
     def accumulator(self) -> cute.Tensor:
         """Return D, not initialised; for its layout see `fragment`."""
-        return cute.make_rmem_tensor(((2, 2, self.n // 8), 1, 1), Float32)
+        return cute.make_rmem_tensor(((2, 2, self.n // 8), 1, 1), cutlass.Float32)
 
     def a_registers(self) -> cute.Tensor:
         """Return A as a register tensor; of 16 bits, element i is element i of a 64 x k accumulator."""
@@ -114,44 +117,19 @@ class Wgmma(Constant):
         """
         warpgroup.fence()
         atom = cute.make_mma_atom(self._op(self.n))
-        atom.set(Field.ACCUMULATE, accumulate)
+        atom.set(warpgroup.Field.ACCUMULATE, accumulate)
         for step in range(self.steps) if steps is None else steps:
             cute.gemm(atom, d, a[None, None, step], b[None, None, b_first + step], d)
-            atom.set(Field.ACCUMULATE, True)
+            atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
 
     def _op(self, n: int) -> MmaF16BF16Op | MmaF8Op:
-        source, a_major = (OperandSource.RMEM, Major.K) if self.a is None else (OperandSource.SMEM, self.a.major)
-        shape, majors = (ROWS, n, self.k_per_mma), (a_major.value, self.b.major.value)
+        sources, sums = warpgroup.OperandSource, cutlass.Float32
+        source, a_major = (sources.RMEM, Major.K) if self.a is None else (sources.SMEM, self.a.major)
+        shape, majors = (ROWS, n, self.k_per_mma), (a_major.mode, self.b.major.mode)
         if self.dtype.width == 8:
-            return MmaF8Op(self.dtype, self.dtype, Float32, shape, source, *majors)
-        return MmaF16BF16Op(self.dtype, Float32, shape, source, *majors)
+            return warpgroup.MmaF8Op(self.dtype, self.dtype, sums, shape, source, *majors)
+        return warpgroup.MmaF16BF16Op(self.dtype, sums, shape, source, *majors)
 
     def _tiled(self, n: int) -> cute.TiledMma:
         return cute.make_tiled_mma(cute.make_mma_atom(self._op(n)), (1, 1, 1))
-
-
-def wait(pending: int) -> None:
-    """Whole warpgroup: wait until at most `pending` of its latest wgmma groups are unfinished."""
-    warpgroup.wait_group(pending)
-
-
-def settle(a: cute.Tensor) -> None:
-    """Write the registers of A here. Without it the compiler may compute some of them between the fence of the next
-    product and the product."""
-    packed = cute.recast_tensor(a, Int32)
-    for i in range(cute.size(packed)):
-        packed[i] = cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[packed[i]])
-
-
-def pin(*values: Float32) -> None:
-    """Keep the arithmetic that produces these values before the following instructions.
-
-    ptxas treats a wgmma wait as free and moves arithmetic behind it, so arithmetic that should overlap a product runs
-    after it. ptxas does not move an instruction with a side effect. So this tests for a bit pattern that no arithmetic
-    produces (a special NaN) and traps on it.
-    """
-    tests = "".join(
-        f"setp.eq{'.or' * (i > 0)}.b32 p, {{$r{i}}}, 0x7fc0fa40{', p' * (i > 0)}; " for i in range(len(values))
-    )
-    cute.arch.inline_ptx(f"{{ .reg .pred p; {tests}@p trap; }}", read_only_args=[bits(value) for value in values])

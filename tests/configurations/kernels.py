@@ -85,10 +85,12 @@ def planned(problem: Problem, number: int, backend: str) -> list[Kernel] | None:
         return None
     plan = row.plan(problem.spec.with_positive_scale(), problem.extent, chip)
     assert isinstance(plan, ForwardBackwardPlan) and plan.describe()
-    kernels = [Kernel(plan._forward.kernel, plan._forward.cfg, chip, problem)]
+    kernels = [Kernel(plan._forward.kernel.load(), plan._forward.cfg, chip, problem)]
     if problem.spec.needs_backward:
         backward = plan._backward
-        kernels += [Kernel(backward.kernel, backward.config(has_dlse), chip, problem) for has_dlse in (False, True)]
+        kernels += [
+            Kernel(backward.kernel.load(), backward.config(has_dlse), chip, problem) for has_dlse in (False, True)
+        ]
     return kernels
 
 

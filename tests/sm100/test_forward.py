@@ -9,8 +9,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.machine import SCHEDULES
 
-from fa4.core.order import even_l2_group
 from fa4.emulator import emulate
+from fa4.fwd.l2_groups import even_l2_group
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.runtime import device

@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.runtime import jit
 from fa4.runtime.device import chip_by_number
 from fa4.sm80.backward import KERNEL
 from fa4.sm80.config import Sm80BackwardConfig
@@ -62,7 +61,7 @@ def test_compiles_without_a_gpu(everything, number):
     chip = chip_by_number(number)
     head_dim, head_dim_v = (72, 40) if everything else (64, 64)
     cfg = Sm80BackwardConfig(
-        dtype=jit.dsl_dtype(torch.float16 if everything else torch.bfloat16),
+        torch_dtype=torch.float16 if everything else torch.bfloat16,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         group=4 if everything else 1,

@@ -10,7 +10,6 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from fa4.fwd.splits import choose_splits
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
-from fa4.runtime import jit
 from fa4.runtime.device import chip_by_number
 from fa4.sm80.config import Sm80ForwardConfig
 from fa4.sm80.forward import KERNEL
@@ -96,7 +95,7 @@ def test_compiles_without_a_gpu(name, number):
     chip, everything = chip_by_number(number), name != "plain"
     head_dim, head_dim_v, group = (72, 40, 4) if everything else (64, 64, 1)
     cfg = Sm80ForwardConfig(
-        dtype=jit.dsl_dtype(torch.float16 if everything else torch.bfloat16),
+        torch_dtype=torch.float16 if everything else torch.bfloat16,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         group=group,

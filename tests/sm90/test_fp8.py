@@ -12,7 +12,7 @@ import fa4
 from bench import static
 from fa4.api import ahead
 from fa4.emulator import emulate
-from fa4.fwd.kernels import transpose
+from fa4.fwd.launchers import TRANSPOSE, TRANSPOSED_KEYS, TransposeConfig
 from fa4.oracle import cases, reference
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_by_number
@@ -140,11 +140,11 @@ def test_an_h100_gave_the_same_bits(seed, queries, keys, heads_q, heads_kv, head
 def test_transposition(columns, keys, used, seed):
     """Keys in the order of the products, and zeros past the sequence."""
     v = torch.randint(0, 255, (3, keys, 2, columns), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
-    padded = -(-keys // transpose.MULTIPLE) * transpose.MULTIPLE
+    padded = -(-keys // TRANSPOSED_KEYS) * TRANSPOSED_KEYS
     result = torch.empty(3, 2, columns, padded, dtype=torch.uint8)
     seqused = None if used is None else torch.tensor(used, dtype=torch.int32)
     with emulate("sm_90a", sms=2, seed=seed):
-        transpose.launcher(transpose.TransposeConfig(columns, used is not None), CHIP)(v, result, seqused)
+        TRANSPOSE.launcher(TransposeConfig(columns, used is not None), CHIP)(v, result, seqused)
     rows = torch.arange(padded).view(-1, 2, 4, 2).transpose(1, 2).flatten()  # key at each position
     expected = torch.nn.functional.pad(v, (0, 0, 0, 0, 0, padded - keys)).clone()
     for x, count in zip(expected, used or ()):

@@ -13,7 +13,8 @@ from fa4.emulator import emulate
 from fa4.pipeline import fragment
 from fa4.pipeline.smem import Tile
 from fa4.pipeline.tma import TmaTile, tma_load
-from fa4.sm90.wgmma import ROWS, Major, SmemOperand, Wgmma, wait
+from fa4.sm90.wgmma import ROWS, Major, SmemOperand, Wgmma
+from fa4.sm90.wgmma_order import wait
 
 
 class Chain:

@@ -16,8 +16,7 @@ from cutlass import Float32, Int32
 
 from ...core.constant import Constant
 from ...core.fragment_values import FragmentValues
-from ...core.rows import first_row_block
-from ...core.sequence import Rows
+from ...core.rows import Rows, first_row_block
 from ...core.vec_io import add_unless_zero
 from ...mods.ir.graph import Scatter
 from ..variant import BackwardOptions

@@ -10,8 +10,7 @@ from cutlass import Int32, const_expr
 
 from ...core.mask import Band, SparseBlocks
 from ...core.order import Order, Tile
-from ...core.rows import first_row_block
-from ...core.sequence import Rows
+from ...core.rows import Rows, first_row_block
 from ..launch import BackwardContext
 from ..variant import BackwardOptions
 

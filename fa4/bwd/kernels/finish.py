@@ -14,7 +14,8 @@ from ...core.rows import first_row_block
 from ...core.sequence import extent, sequence_matrix
 from ...core.vec_io import load_floats, pack_half, store_vec
 from ...runtime.spec import GradientFactor
-from ..blocks import THREADS, Placement, RowBlocks, RowTensors
+from ..blocks import THREADS, Placement, RowBlocks
+from ..row_tensors import RowTensors
 
 VECTOR = 8
 

@@ -16,8 +16,9 @@ from ...core.sequence import extent, sequence_matrix
 from ...core.softmax import LOG2_E
 from ...core.vec_io import load_halves, store_vec
 from ...runtime.spec import GradientFactor
-from ..blocks import THREADS, RowBlocks, RowTensors
+from ..blocks import THREADS, RowBlocks
 from ..device.ranks import rank_key_blocks
+from ..row_tensors import RowTensors
 
 LANES = 8
 VECTOR = 8  # columns per lane and iteration

@@ -12,16 +12,15 @@ from cutlass import Boolean, Int32
 from ...core.constant import Constant
 from ...core.mask import Blocks, range_blocks
 from ...pipeline.cursor import Cursor
-from ...pipeline.fragment import ROWS_PER_WARP, load_matrices
-from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.fragment import load_matrices
+from ...pipeline.roles import ROWS_PER_WARP
 from ...pipeline.smem import PANEL_ROW_BYTES
+from ..consumers import ROWS
 from .ping_pong import PingPong
 from .queue import row_tile
 from .rows import query_of
 from .softmax import Softmax, rescale
 from .work import Work
-
-ROWS = WARPS_PER_WARPGROUP * ROWS_PER_WARP
 
 
 class ConsumerRows(Constant):

@@ -17,13 +17,13 @@ from ...core.vec_io import bits, pack_half, store_vec
 from ...pipeline.fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,
-    ROWS_PER_WARP,
     first_column,
     pack_pairs,
     row_in_warp,
     row_registers,
     store_matrices,
 )
+from ...pipeline.roles import ROWS_PER_WARP
 from ...pipeline.tma import tma_start_store, wait_read
 from ..launch import ForwardContext
 from ..variant import OutStore

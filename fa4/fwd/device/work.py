@@ -9,7 +9,7 @@ from cutlass import Boolean, Int32
 
 from ...core.cache import Keys
 from ...core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks
-from ...core.sequence import Rows
+from ...core.rows import Rows
 from ..launch import ForwardContext
 from ..variant import KvLoad
 

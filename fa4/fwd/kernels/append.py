@@ -10,7 +10,6 @@ range.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -22,39 +21,9 @@ from ...core.program import Program
 from ...core.sequence import sequence_of
 from ...core.vec_io import bits, rounded
 from ...runtime import jit, nvfp4, scaled_rows
+from ..launchers import AppendConfig
 
 _WARP, _WARPS = 32, 8
-
-
-@dataclass(frozen=True, slots=True)
-class AppendConfig:
-    """Compile-time configuration; fields as in `kvcache.record.AppendArguments`, and two more. rotary: dtype of cos and
-    sin, or None. converted_dtype: dtype of a cache whose numbers are converted (one of
-    `spec.CONVERTED`), passed as uint8; None if the cache
-    has the dtype of k and v."""
-
-    dtype: torch.dtype
-    rotary: torch.dtype | None
-    varlen_q: bool
-    varlen_k: bool
-    page_size: int | None
-    has_batch_idx: bool
-    has_rotary_seqlens: bool
-    interleaved: bool
-    same_position: bool
-    converted_dtype: torch.dtype | None
-
-    @property
-    def converts_kv(self) -> bool:
-        return self.converted_dtype is not None
-
-    @property
-    def has_scaled_rows(self) -> bool:
-        return self.converted_dtype is scaled_rows.DTYPE
-
-    @property
-    def is_nvfp4(self) -> bool:
-        return self.converted_dtype is nvfp4.DTYPE
 
 
 class AppendTensors(NamedTuple):
@@ -339,5 +308,4 @@ min.s32 {$w0}, {$w0}, 127;
 }"""
 
 
-launcher = _Append("append").launcher
-"""(configuration, chip) -> launcher, whose argument is an `AppendTensors`."""
+KERNEL = _Append("append")

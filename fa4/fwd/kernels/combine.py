@@ -11,25 +11,22 @@ l_s = +inf, written by the allocator of the parts: its out is 0 and its lse -inf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-import torch
 from cutlass import Float32, Int32, const_expr
 
-from ...core.constant import Constant
 from ...core.program import Program
 from ...core.vec_io import bits, load_floats, pack_half, store_vec
 from ...runtime import jit
 from ...runtime.device import Chip
+from ..launchers import COMBINE_WARPS, PARTS_IN_FLIGHT, CombineConfig
 from ..splits import MOST_SPLITS
 
 _WARP = 32
-_WARPS = 8  # per block
 _VECTOR = 4  # float32 in 16 bytes
-_IN_FLIGHT = 4  # parts that a warp loads before it adds the first one, and before their weights are known
 
 
 class Parts(NamedTuple):
@@ -44,22 +41,13 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CombineConfig(Constant):
-    """Compile-time configuration, and the steps of the kernel.
-
-    warps: warps per row, a power of two up to `_WARPS`. pdl: use programmatic dependent launch (sm_90 and later).
-    """
-
-    dtype: torch.dtype
-    head_dim_v: int
-    has_sink: bool
-    warps: int
-    pdl: bool
+class CombineSteps(CombineConfig):
+    """Steps of the kernel."""
 
     @property
     def rows(self) -> int:
         """Rows per block."""
-        return _WARPS // self.warps
+        return COMBINE_WARPS // self.warps
 
     @cute.jit
     def load_lses(self, part_lse, lane):
@@ -92,12 +80,12 @@ class CombineConfig(Constant):
 
     @cute.jit
     def prefetch_parts(self, parts, warp, lane) -> list[list]:
-        """Load this lane's columns of the first `_IN_FLIGHT` parts of this warp."""
+        """Load this lane's columns of the first `PARTS_IN_FLIGHT` parts of this warp."""
         prefetched = [
             [cute.make_rmem_tensor(_VECTOR, Float32) for _ in range(0, self.head_dim_v, _WARP * _VECTOR)]
-            for _ in range(_IN_FLIGHT)
+            for _ in range(PARTS_IN_FLIGHT)
         ]
-        for i in cutlass.range_constexpr(_IN_FLIGHT):
+        for i in cutlass.range_constexpr(PARTS_IN_FLIGHT):
             s = warp + i * self.warps
             for j, vector in enumerate(prefetched[i]):
                 vector.fill(0.0)
@@ -117,12 +105,12 @@ class CombineConfig(Constant):
             count = cutlass.min(splits - _WARP * i, _WARP)
             first = warp
             if const_expr(i == 0):
-                for part in cutlass.range_constexpr(_IN_FLIGHT):
+                for part in cutlass.range_constexpr(PARTS_IN_FLIGHT):
                     factor = cute.arch.shuffle_sync(weight, warp + part * self.warps)
                     for vector, values in zip(sums, prefetched[part]):
                         add_weighted(vector, factor, [values[k] for k in range(_VECTOR)])
-                first = warp + _IN_FLIGHT * self.warps
-            for s in cutlass.range(first, count, self.warps, unroll=_IN_FLIGHT):
+                first = warp + PARTS_IN_FLIGHT * self.warps
+            for s in cutlass.range(first, count, self.warps, unroll=PARTS_IN_FLIGHT):
                 factor = cute.arch.shuffle_sync(weight, s)
                 for j, vector in enumerate(sums):
                     column = (_WARP * j + lane) * _VECTOR
@@ -164,20 +152,20 @@ def add_weighted(sums: cute.Tensor, factor: Float32, values: list[Float32]) -> N
         sums[k] += Float32(cutlass.select_(factor == 0.0, Float32(0.0), factor * value))
 
 
-class _Combine(Program[CombineConfig]):
+class _Combine(Program[CombineSteps]):
     @cute.jit
-    def launch(self, x: Parts, cfg: cutlass.Constexpr[CombineConfig], stream):
+    def launch(self, x: Parts, cfg: cutlass.Constexpr[CombineSteps], stream):
         rows = x.out.shape[0] * x.out.shape[1] * x.out.shape[2]
         self.kernel(x, rows, cfg).launch(
             grid=[cute.ceil_div(rows, cfg.rows), 1, 1],
-            block=[_WARP * _WARPS, 1, 1],
-            smem=4 * _WARPS * cfg.head_dim_v,
+            block=[_WARP * COMBINE_WARPS, 1, 1],
+            smem=4 * COMBINE_WARPS * cfg.head_dim_v,
             stream=stream,
             use_pdl=cfg.pdl,
         )
 
     @cute.kernel
-    def kernel(self, x: Parts, rows: Int32, cfg: cutlass.Constexpr[CombineConfig]):
+    def kernel(self, x: Parts, rows: Int32, cfg: cutlass.Constexpr[CombineSteps]):
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, lane = cute.arch.make_warp_uniform(thread // _WARP), thread % _WARP
@@ -204,7 +192,7 @@ class _Combine(Program[CombineConfig]):
         if row < rows and warp % cfg.warps == 0:
             cfg.write(x.out[sequence, query, head, None], sums, lane)
 
-    def fake_args(self, cfg: CombineConfig) -> tuple:
+    def fake_args(self, cfg: CombineSteps) -> tuple:
         return (
             Parts(
                 jit.fake_tensor(Float32, 5, contiguous=True),
@@ -215,11 +203,9 @@ class _Combine(Program[CombineConfig]):
             ),
         )
 
+    def compile(self, cfg: CombineConfig, chip: Chip) -> Any:
+        steps = CombineSteps(*(getattr(cfg, field.name) for field in fields(cfg)))
+        return Program.compile(self, steps, chip)
 
-_COMBINE = _Combine("combine")
 
-
-def launcher(dtype: torch.dtype, head_dim_v: int, has_sink: bool, splits: int, chip: Chip) -> jit.Launcher:
-    """Return the launcher; its argument is a `Parts` with a float32 sink."""
-    warps = min(1 << (-(-splits // _IN_FLIGHT) - 1).bit_length(), _WARPS)
-    return _COMBINE.launcher(CombineConfig(dtype, head_dim_v, has_sink, warps, chip.number >= 90), chip)
+KERNEL = _Combine("combine")

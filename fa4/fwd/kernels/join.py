@@ -10,7 +10,6 @@ A row without a visible key has lse -inf and weight 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
@@ -21,29 +20,10 @@ from cutlass import Float32, Int32
 from ...core.program import Program
 from ...core.vec_io import bits, load_floats, load_halves, pack_half, store_vec
 from ...runtime import jit
+from ..launchers import JOIN_VECTOR, JoinConfig
 
 _THREADS = 256
-_VECTOR = 8  # columns per lane: 16 bytes of 16-bit values
 _IN_FLIGHT = 4  # rows per lane
-
-
-@dataclass(frozen=True, slots=True)
-class JoinConfig:
-    """dtype: of the tensor `more`, 16 bits. out: dtype of the result, the same or float32."""
-
-    dtype: torch.dtype
-    out: torch.dtype
-    head_dim_v: int
-
-    @property
-    def lanes(self) -> int:
-        """Lanes per row, a power of two: all of them read the lse of the row before one lane writes it."""
-        return 1 << (self.head_dim_v // _VECTOR - 1).bit_length()
-
-    @property
-    def rows(self) -> int:
-        """Rows per block."""
-        return _THREADS // self.lanes * _IN_FLIGHT
 
 
 class JoinTensors(NamedTuple):
@@ -55,20 +35,24 @@ class JoinTensors(NamedTuple):
     more_lse: cute.Tensor
 
 
+def rows_per_block(cfg: JoinConfig) -> int:
+    return _THREADS // cfg.lanes * _IN_FLIGHT
+
+
 class _Join(Program[JoinConfig]):
     @cute.jit
     def launch(self, x: JoinTensors, cfg: cutlass.Constexpr[JoinConfig], stream):
         rows = x.out.shape[0] * x.out.shape[1] * x.out.shape[2]
         self.kernel(x, rows, cfg).launch(
-            grid=(cute.ceil_div(rows, cfg.rows), 1, 1), block=(_THREADS, 1, 1), stream=stream
+            grid=(cute.ceil_div(rows, rows_per_block(cfg)), 1, 1), block=(_THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, x: JoinTensors, rows: Int32, cfg: cutlass.Constexpr[JoinConfig]):
         thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
-        lane, first = thread % cfg.lanes, block * cfg.rows + thread // cfg.lanes
-        first_column = lane * _VECTOR
-        loaded = [[cute.make_rmem_tensor(n, Float32) for n in (_VECTOR, _VECTOR, 2)] for _ in range(_IN_FLIGHT)]
+        lane, first = thread % cfg.lanes, block * rows_per_block(cfg) + thread // cfg.lanes
+        first_column = lane * JOIN_VECTOR
+        loaded = [[cute.make_rmem_tensor(n, Float32) for n in (JOIN_VECTOR, JOIN_VECTOR, 2)] for _ in range(_IN_FLIGHT)]
         for i in cutlass.range_constexpr(_IN_FLIGHT):
             row = first + i * (_THREADS // cfg.lanes)
             if row < rows and first_column < cfg.head_dim_v:
@@ -89,7 +73,7 @@ class _Join(Program[JoinConfig]):
                 total = weights[0] + weights[1]
                 factor = Float32(cutlass.select_(total == 0.0, Float32(0.0), 1.0 / total))
                 weight, other_weight = weights[0] * factor, weights[1] * factor
-                sums = [weight * values[k] + other_weight * others[k] for k in range(_VECTOR)]
+                sums = [weight * values[k] + other_weight * others[k] for k in range(JOIN_VECTOR)]
                 _write(x.out[sequence, query, head, None].iterator + first_column, sums, cfg.out)
                 if lane == 0:
                     x.lse[sequence, head, query] = finite_max + cute.math.log(total)
@@ -124,16 +108,8 @@ def _write(pointer: cute.Pointer, values: list[Float32], dtype: torch.dtype) -> 
         store_vec(pointer, [bits(x) for x in values[:4]])
         store_vec(pointer + 4, [bits(x) for x in values[4:]])
     else:
-        pairs = [pack_half(values[k], values[k + 1], jit.dsl_dtype(dtype)) for k in range(0, _VECTOR, 2)]
+        pairs = [pack_half(values[k], values[k + 1], jit.dsl_dtype(dtype)) for k in range(0, JOIN_VECTOR, 2)]
         store_vec(pointer, pairs)
 
 
-launcher = _Join("join_states").launcher
-"""(configuration, chip) -> launcher, whose argument is a `JoinTensors`."""
-
-
-def can_join(more: torch.Tensor) -> bool:
-    """True if the kernel supports these outputs: 16-bit, not empty, and rows of whole 16-byte vectors."""
-    head_dim_v = more.shape[-1]
-    fits = head_dim_v % _VECTOR == 0 and head_dim_v <= 32 * _VECTOR
-    return fits and more.dtype in (torch.float16, torch.bfloat16) and more.numel() > 0
+KERNEL = _Join("join_states")

@@ -11,8 +11,6 @@ four store 128 bytes of a column.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8, const_expr
@@ -20,20 +18,12 @@ from cutlass import Int32, Uint8, const_expr
 from ...core.program import Program
 from ...core.vec_io import load_vec, store_vec
 from ...runtime import jit
-from ...runtime.device import Chip
+from ..launchers import TRANSPOSED_KEYS, TransposeConfig
 
 WARP = 32
 KEYS, COLUMNS = 32, 4  # of a thread
 ALONG_COLUMNS, ALONG_KEYS = 8, 4  # threads of a warp
-MULTIPLE = KEYS * ALONG_KEYS  # keys of a CTA; the results' rows are a multiple of this
-
-
-@dataclass(frozen=True, slots=True)
-class TransposeConfig:
-    """Compile-time configuration. columns: a multiple of 16."""
-
-    columns: int
-    has_seqused_k: bool
+assert TRANSPOSED_KEYS == KEYS * ALONG_KEYS  # of a CTA
 
 
 class _Transpose(Program[TransposeConfig]):
@@ -45,7 +35,7 @@ class _Transpose(Program[TransposeConfig]):
         """v: (batch, keys, heads, columns) uint8. result: (batch, heads, columns, keys rounded up) uint8."""
         batch, heads, _, keys = result.shape
         warps = -(-cfg.columns // (ALONG_COLUMNS * COLUMNS))
-        grid = (batch, heads, keys // MULTIPLE)
+        grid = (batch, heads, keys // TRANSPOSED_KEYS)
         self.kernel(v, result, seqused_k, cfg).launch(grid=grid, block=(WARP * warps, 1, 1), stream=stream)
 
     @cute.kernel
@@ -55,7 +45,7 @@ class _Transpose(Program[TransposeConfig]):
     ):  # fmt: skip
         batch, head, block = cute.arch.block_idx()
         thread = cute.arch.thread_idx()[0]
-        first = block * MULTIPLE + thread % WARP // ALONG_COLUMNS * KEYS
+        first = block * TRANSPOSED_KEYS + thread % WARP // ALONG_COLUMNS * KEYS
         column = (thread // WARP * ALONG_COLUMNS + thread % ALONG_COLUMNS) * COLUMNS
         count = v.shape[1]
         if const_expr(seqused_k is not None):
@@ -107,9 +97,4 @@ def _transpose_bytes(words: list[Int32]) -> list[Int32]:
     )
 
 
-_PROGRAM = _Transpose("fwd.transpose")
-
-
-def launcher(cfg: TransposeConfig, chip: Chip) -> jit.Launcher:
-    """Return a launcher that takes (v, result, seqused_k or None)."""
-    return _PROGRAM.launcher(cfg, chip)
+KERNEL = _Transpose("fwd.transpose")

@@ -9,33 +9,15 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass import Int32, Uint8
-from torch import Tensor
 
 from ...pipeline.cursor import Cursor
 from ...pipeline.tma import bulk_load
-from ...runtime.spec import MX_BLOCK, BlockScales
-from ..block_scales import as_chunks, copy_scales, in_tiles
+from ..block_scales import copy_scales
 from ..mma import CHUNK_COLUMNS
-from .config import TILE_N, Sm100BackwardConfig, Sm100BackwardContext
+from .context import Sm100BackwardContext
 from .work import Sm100BackwardWork
 
 COLUMNS, ROWS = 0, 1  # what a product reduces: index of a tile's chunk
-
-
-def in_chunks(scales: BlockScales, cfg: Sm100BackwardConfig) -> BlockScales:
-    """Return the chunks of each tile, (batch, heads, tiles, bytes)."""
-    return BlockScales(
-        _chunks(scales.q, cfg.tile_m, cfg.scale_chunks["Q"]),
-        _chunks(scales.k, TILE_N, cfg.scale_chunks["K"]),
-        _chunks(scales.v, TILE_N, cfg.scale_chunks["V"]),
-        _chunks(scales.do, cfg.tile_m, cfg.scale_chunks["dO"]),
-    )
-
-
-def _chunks(scales: Tensor, tile: int, chunks: int) -> Tensor:
-    blocks = in_tiles(scales, tile, None, MX_BLOCK).transpose(2, 3)  # (batch, tiles, heads, blocks, column blocks)
-    by_rows, by_columns = (x.repeat_interleave(MX_BLOCK, -2) for x in (blocks, blocks.transpose(-2, -1)))
-    return as_chunks(by_rows) if chunks == 1 else as_chunks(by_rows, by_columns)
 
 
 def load_scales(

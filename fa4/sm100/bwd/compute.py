@@ -25,10 +25,11 @@ from ...core.vec_io import load_floats
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.ends import Ends
 from ...pipeline.roles import WARP
-from ...pipeline.smem import store_row
+from ...pipeline.row_chunks import store_row
 from .. import tmem
 from ..block_scales import write_ones
-from .config import CHUNK, HALVES, TILE_N, Sm100BackwardContext, Sm100BackwardSteps, Sm100StepsContext, unpacked_columns
+from .config import CHUNK, HALVES, TILE_N, Sm100BackwardSteps, unpacked_columns
+from .context import Sm100BackwardContext, Sm100StepsContext
 from .epilogue import store_gradients
 from .pointwise import Factors, RowStatistic, StepElements, band_words, scoring_of
 from .work import Sm100BackwardWork, work_tile

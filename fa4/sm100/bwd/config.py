@@ -12,21 +12,20 @@ half of the queries, and sends the other half to the other CTA.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
-
-import cutlass
-from cutlass import Float8E4M3FN, Float8E5M2, Int32, Uint8
+from typing import TYPE_CHECKING, ClassVar
 
 from ...bwd.blocks import Placement, RowBlocks
-from ...bwd.launch import BackwardContext
 from ...bwd.variant import BackwardVariant
 from ...pipeline.smem import Tile
+from ...runtime.dsl import cutlass
 from ...runtime.spec import P_EXPONENT
-from .. import tmem
 from ..mma import CHUNK_BYTES as SCALE_BYTES
 from ..mma import CHUNK_COLUMNS as SCALE_COLUMNS
 from ..mma import Major, SmemOperand, Umma
-from ..tmem import LANES
+from ..tensor_memory import LANES
+
+if TYPE_CHECKING:
+    from cutlass import Int32
 
 TILE_N = 128  # keys of one CTA; also queries of a step, unless noted
 HALVES = 2  # compute warpgroups; each takes half of the queries of a step
@@ -95,12 +94,12 @@ class Sm100BackwardSteps(BackwardVariant):
         return self.lane_columns // HALVES
 
     def _tile(self, rows: int, columns: int) -> Tile:
-        return Tile(rows, columns, self.operand_dtype.width)
+        return Tile(rows, columns, self.operand_bits)
 
     @property
     def loaded_dtype(self) -> type[cutlass.Numeric]:
         """Type of the elements that TMA loads."""
-        return self.dtype if self.operands is None else Uint8
+        return self.dtype if self.operands is None else cutlass.Uint8
 
     def elements(self, nbytes: int) -> int:
         """Number of elements of `loaded_dtype` in `nbytes`."""
@@ -114,15 +113,7 @@ class Sm100BackwardSteps(BackwardVariant):
 
 def unpacked_columns(cfg: Sm100BackwardSteps) -> int:
     """Columns of half a step's scores that its packed P or dS does not take."""
-    return cfg.half - cfg.half * cfg.operand_dtype.width // 32
-
-
-@dataclass(frozen=True, slots=True)
-class Sm100StepsContext(BackwardContext):
-    """Arguments of a role's body in every Blackwell backward: adds the tensor-memory map."""
-
-    cfg: Sm100BackwardSteps
-    tmem: tmem.TmemMap | None = None
+    return cfg.half - cfg.half * cfg.operand_bits // 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +131,7 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
     def ds_dtype(self) -> type[cutlass.Numeric]:
         if self.operands is None:
             return self.dtype
-        return Float8E5M2 if self.wide_ds else Float8E4M3FN
+        return cutlass.Float8E5M2 if self.wide_ds else cutlass.Float8E4M3FN
 
     @property
     def tile_m(self) -> int:
@@ -170,11 +161,11 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
 
     @property
     def dk_tile(self) -> Tile:
-        return Tile(self.cta_tile_n, self.head_dim, self.dtype.width)
+        return Tile(self.cta_tile_n, self.head_dim, self.dtype_bits)
 
     @property
     def dv_tile(self) -> Tile:
-        return Tile(self.cta_tile_n, self.head_dim_v, self.dtype.width)
+        return Tile(self.cta_tile_n, self.head_dim_v, self.dtype_bits)
 
     @property
     def kv_bytes(self) -> tuple[int, int]:
@@ -294,12 +285,3 @@ class Sm100BackwardConfig(Sm100BackwardSteps):
         """dQ^T = K^T dS^T, `lanes` rows of it."""
         k = SmemOperand(self.k_tile, Major.MN)
         return Umma(self.dtype, n=self.tile_m, k=TILE_N, b=SmemOperand(self.ds_tile, Major.MN), a=k, m=lanes)
-
-
-@dataclass(frozen=True, slots=True)
-class Sm100BackwardContext(Sm100StepsContext):
-    """Adds named barriers."""
-
-    cfg: Sm100BackwardConfig
-    dq_staging: int = 1  # named barriers; 0 is the barrier of the CTA
-    gradient_staged: int = 2  # and 3: one per compute warpgroup

@@ -14,11 +14,12 @@ from ...core.sequence import sequence_matrix
 from ...core.vec_io import pack_half
 from ...pipeline.cursor import consume
 from ...pipeline.ends import Ends
-from ...pipeline.smem import store_row
+from ...pipeline.row_chunks import store_row
 from ...pipeline.tma import tma_store
 from ...runtime.spec import GradientFactor
 from .. import tmem
-from .config import CHUNK, TILE_N, Sm100BackwardContext
+from .config import CHUNK, TILE_N
+from .context import Sm100BackwardContext
 from .work import Sm100BackwardWork
 
 COLUMNS_PER_BATCH = 128  # columns in registers at a time

@@ -21,7 +21,8 @@ from .. import tmem
 from ..mma import CHUNK_COLUMNS
 from ..signals import SIGNALS
 from .compute import compute
-from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Sm100BackwardConfig, Sm100BackwardContext
+from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Sm100BackwardConfig
+from .context import Sm100BackwardContext
 from .load import load
 from .mma import mma
 from .reduce import reduce

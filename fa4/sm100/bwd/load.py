@@ -12,11 +12,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ...core.sequence import Rows, clamp_tile, sequence_matrix
+from ...core.rows import Rows, clamp_tile
+from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
 from .block_scales import load_scales
-from .config import TILE_N, Sm100BackwardContext, Sm100StepsContext
+from .config import TILE_N
+from .context import Sm100BackwardContext, Sm100StepsContext
 from .work import ListPosition, Sm100BackwardWork, next_position, work_tile
 
 

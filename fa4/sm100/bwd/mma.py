@@ -20,7 +20,8 @@ from ...pipeline.ends import LEADER, Ends
 from .. import tmem
 from ..mma import Umma
 from .block_scales import COLUMNS, ROWS, copy_scales_of, scales_of_product
-from .config import HALVES, LANES, Sm100BackwardContext, Sm100BackwardSteps, unpacked_columns
+from .config import HALVES, LANES, Sm100BackwardSteps, unpacked_columns
+from .context import Sm100BackwardContext
 from .work import work_tile
 
 

@@ -7,21 +7,22 @@ from typing import Any
 import torch
 
 from ...bwd import plan
+from ...core.program import ProgramRef
 from ...core.variant import Variant
-from ...pipeline.kernel import RoleKernel
 from ...runtime.choice import columns, given
 from ...runtime.conditions import MANY
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, GradientOperands, ProblemSize, ds_dtype
 from ..stages import is_widest
-from .block_scales import in_chunks
 from .config import Sm100BackwardConfig, Sm100BackwardSteps
-from .kernel import KERNEL
+from .scale_chunks import in_chunks
 from .tiles import BackwardTiles, tiles_for
 from .wide.config import Sm100WideConfig
-from .wide.kernel import KERNEL as WIDE
 from .widest.config import Sm100WidestConfig
-from .widest.kernel import KERNEL as WIDEST
+
+KERNEL = ProgramRef[Any]("sm100.backward", "fa4.sm100.bwd.kernel")
+WIDE = ProgramRef[Any]("sm100.wide", "fa4.sm100.bwd.wide.kernel")
+WIDEST = ProgramRef[Any]("sm100.bwd.widest", "fa4.sm100.bwd.widest.kernel")
 
 
 class Sm100Backward(plan.BackwardDirection):
@@ -69,7 +70,7 @@ def configure(
     )
 
 
-def _form(spec: AttentionSpec, tiles: BackwardTiles) -> tuple[type[Sm100BackwardSteps], RoleKernel[Any]]:
+def _form(spec: AttentionSpec, tiles: BackwardTiles) -> tuple[type[Sm100BackwardSteps], ProgramRef[Any]]:
     """Return the configuration and the kernel for a row of the table."""
     if not tiles.wide:
         return Sm100BackwardConfig, KERNEL

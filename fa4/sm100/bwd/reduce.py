@@ -34,7 +34,8 @@ from ...core.vec_io import bits, store_vec
 from ...pipeline.cursor import ALL, Cursor, consume
 from ...pipeline.tma import bulk_add
 from .. import tmem
-from .config import CHUNK, CHUNK_BYTES, DQ_STAGES, LANES, Sm100BackwardContext
+from .config import CHUNK, CHUNK_BYTES, DQ_STAGES, LANES
+from .context import Sm100BackwardContext
 from .work import Sm100BackwardWork, work_tile
 
 

@@ -10,8 +10,9 @@ from cutlass import Boolean, Int32
 
 from ...bwd.device.work import cta_keys, first_member, order_index, sparse_blocks_of
 from ...core.mask import Band, SparseBlocks
-from ...core.sequence import Rows
-from .config import Sm100BackwardSteps, Sm100StepsContext
+from ...core.rows import Rows
+from .config import Sm100BackwardSteps
+from .context import Sm100StepsContext
 
 
 class Sm100BackwardWork(NamedTuple):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import cutlass
-from cutlass import Uint8
-
-from ...fwd.launch import ForwardContext
 from ...fwd.variant import ForwardVariant, KvLoad, OutStore
 from ...pipeline.smem import Tile
+from ...runtime.dsl import cutlass
 from ...runtime.spec import MX_BLOCK
-from .. import tmem
 from ..mma import CHUNK_BLOCKS, CHUNK_BYTES, CHUNK_COLUMNS, Major, SmemOperand, Umma, k_per_mma
-from ..tmem import COLUMNS, LANES
+from ..tensor_memory import COLUMNS, LANES
 
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
@@ -102,7 +98,7 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def p_tile(self) -> Tile:
         """P of a Q tile, in shared memory."""
-        return Tile(self.tile_m, self.tile_n, self.v_dtype.width)
+        return Tile(self.tile_m, self.tile_n, self.operand_bits)
 
     @property
     def p_bytes(self) -> int:
@@ -132,7 +128,7 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def p_head(self) -> int:
         """Keys of the P head, which PV reads before the P tail is stored."""
-        step = k_per_mma(self.v_dtype.width)
+        step = k_per_mma(self.operand_bits)
         return self.tile_n // 4 * 3 // step * step
 
     @property
@@ -147,7 +143,7 @@ class Sm100ForwardConfig(ForwardVariant):
 
     @property
     def q_tile(self) -> Tile:
-        return Tile(self.tile_m, self.head_dim, self.operand_dtype.width, slots=self.q_slots)
+        return Tile(self.tile_m, self.head_dim, self.operand_bits, slots=self.q_slots)
 
     @property
     def k_tile(self) -> Tile:
@@ -163,15 +159,15 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def k_operand(self) -> Tile:
         """K as the product reads it."""
-        return Tile(self.tile_n // self.ctas, self.head_dim, self.operand_dtype.width)
+        return Tile(self.tile_n // self.ctas, self.head_dim, self.operand_bits)
 
     @property
     def v_operand(self) -> Tile:
-        return Tile(self.tile_n, self.v_tile.columns, self.v_dtype.width)
+        return Tile(self.tile_n, self.v_tile.columns, self.operand_bits)
 
     @property
     def o_tile(self) -> Tile:
-        return Tile(self.tile_m, self.head_dim_v, self.dtype.width)
+        return Tile(self.tile_m, self.head_dim_v, self.dtype_bits)
 
     @property
     def kv_stage_bytes(self) -> int:
@@ -245,7 +241,7 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def loaded_dtype(self) -> type[cutlass.Numeric]:
         """Type of the elements of Q, and of K and V unless they are upconverted, as TMA loads them."""
-        return self.dtype if self.operands is None else Uint8
+        return self.dtype if self.operands is None else cutlass.Uint8
 
     def elements(self, nbytes: int) -> int:
         """Number of elements of `loaded_dtype` in `nbytes`."""
@@ -297,17 +293,3 @@ class Sm100ForwardConfig(ForwardVariant):
     @property
     def seq_bounded_o(self) -> bool:
         return self.seq_bounded_q
-
-
-@dataclass(frozen=True, slots=True)
-class Sm100ForwardContext(ForwardContext):
-    """Arguments of a role's body: adds the tensor-memory map."""
-
-    cfg: Sm100ForwardConfig
-    resources: tmem.TensorMemory
-    tmem: tmem.TmemMap | tmem.OffsetTmemMap | None = None
-
-    def with_tmem_addresses(self) -> Sm100ForwardContext:
-        """Copy whose TMEM ranges have their addresses in this CTA."""
-        assert isinstance(self.tmem, tmem.TmemMap)
-        return replace(self, tmem=self.resources.place(self.tmem, self.smem))

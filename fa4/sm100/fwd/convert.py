@@ -19,7 +19,7 @@ from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.ends import Ends
 from ...pipeline.upconvert import ByteRing, Upconversion
-from .config import Sm100ForwardContext
+from .context import Sm100ForwardContext
 from .work import Queue, key_block
 
 

@@ -24,9 +24,9 @@ from ...fwd.device.rows import is_written, result, row_coord_of
 from ...fwd.device.work import Work
 from ...fwd.variant import OutStore
 from ...pipeline.cursor import ALL, Lane, consume, produce
-from ...pipeline.smem import store_row_chunk
+from ...pipeline.row_chunks import store_row_chunk
 from .. import tmem
-from .config import Sm100ForwardContext
+from .context import Sm100ForwardContext
 from .work import Queue, row_tile, rows_in_smem
 
 COLUMNS = 16  # columns of O in registers at a time; 32 would spill

@@ -14,7 +14,7 @@ from ...core.sequence import sequence_matrix
 from ...fwd.variant import OutStore
 from ...pipeline.cursor import ALL, consume
 from ...pipeline.tma import tma_store
-from .config import Sm100ForwardContext
+from .context import Sm100ForwardContext
 from .work import Queue, row_tile
 
 

@@ -16,7 +16,7 @@ from cutlass import const_expr
 
 from ...fwd.device.key_rows import KeyRows, copied_rows
 from ...pipeline.cursor import Cursor, produce
-from .config import Sm100ForwardContext
+from .context import Sm100ForwardContext
 from .work import Queue, key_block
 
 

@@ -31,7 +31,8 @@ from ...pipeline.smem import Region, SmemMap
 from .. import tmem
 from ..mma import CHUNK_COLUMNS
 from ..signals import SIGNALS
-from .config import Schedule, Sm100ForwardConfig, Sm100ForwardContext
+from .config import Schedule, Sm100ForwardConfig
+from .context import Sm100ForwardContext
 from .convert import convert
 from .correction import correction
 from .epilogue import epilogue

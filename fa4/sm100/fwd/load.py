@@ -13,14 +13,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8, const_expr
 
-from ...core.sequence import Rows, clamp_tile, sequence_matrix
+from ...core.rows import Rows, clamp_tile
+from ...core.sequence import sequence_matrix
 from ...fwd.device.work import Work
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.ends import Ends
 from ...pipeline.tma import tma_load
 from .block_scales import load_scales_of_keys, load_scales_of_q
-from .config import Sm100ForwardContext
+from .context import Sm100ForwardContext
 from .work import Queue, key_block, row_tile
 
 

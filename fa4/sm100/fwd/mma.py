@@ -26,7 +26,8 @@ from .. import tmem
 from ..block_scales import copy_scales
 from ..mma import CHUNK_COLUMNS, Umma, k_per_mma
 from .block_scales import scales_in_smem
-from .config import Sm100ForwardConfig, Sm100ForwardContext
+from .config import Sm100ForwardConfig
+from .context import Sm100ForwardContext
 from .work import Queue
 
 

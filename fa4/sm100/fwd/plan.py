@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ...core.order import even_l2_group
+from ...core.program import ProgramRef
 from ...fwd import plan
+from ...fwd.l2_groups import even_l2_group
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...fwd.variant import RESCALE_THRESHOLD_8BIT
@@ -14,10 +15,9 @@ from ...pipeline.smem import SWIZZLE_ALIGN
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
-from ..tmem import LANES
-from .block_scales import in_chunks
+from ..tensor_memory import LANES
 from .config import Schedule, Sm100ForwardConfig
-from .kernel import KERNEL
+from .scale_chunks import in_chunks
 from .tiles import ForwardTiles, are_few, tiles_for
 
 # Share of the L2 for K and V of one L2 swizzle group; Q and out use the rest.
@@ -27,7 +27,7 @@ L2_SHARE = 0.4
 class Sm100Forward(plan.ForwardDirection[Sm100ForwardConfig]):
     """Forward plan for sm_100 and sm_103. `tiles` replaces the row of the table, for tuning."""
 
-    kernel = KERNEL
+    kernel = ProgramRef[Sm100ForwardConfig]("sm100.forward", "fa4.sm100.fwd.kernel")
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)

@@ -24,7 +24,7 @@ from ...fwd.variant import ForwardVariant
 from ...pipeline.cursor import Cursor
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial
-from .config import Sm100ForwardContext
+from .context import Sm100ForwardContext
 from .work import key_block
 
 LOAD_COLUMNS = 32

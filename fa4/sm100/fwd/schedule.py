@@ -12,7 +12,8 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ...pipeline.cursor import produce
-from .config import Schedule, Sm100ForwardContext
+from .config import Schedule
+from .context import Sm100ForwardContext
 from .work import Queue
 
 RESPONSE_BYTES = 16

@@ -17,9 +17,10 @@ from ...core.line import Line, in_sum, is_in_share
 from ...core.vec_io import Packed, add_f16x2, floats_of_f16x2, pack_f16x2_as_e4m3
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.ends import Ends
-from ...pipeline.smem import store_row
+from ...pipeline.row_chunks import store_row
 from .. import tmem
-from .config import Sm100ForwardConfig, Sm100ForwardContext
+from .config import Sm100ForwardConfig
+from .context import Sm100ForwardContext
 from .correction import rescale_if_any
 from .row_softmax import RowInBlock, finite_offset, load_scores, offset_and_factor, packed_sum, row_maximum
 

@@ -25,7 +25,8 @@ from ...pipeline.ends import Ends
 from .. import tmem
 from ..block_scales import write_ones
 from ..exp2 import exp2_mufu
-from .config import Sm100ForwardConfig, Sm100ForwardContext
+from .config import Sm100ForwardConfig
+from .context import Sm100ForwardContext
 from .row_softmax import (
     RowInBlock,
     RowKeys,

@@ -24,7 +24,7 @@ from ...runtime.conditions import (
 )
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, Operands, ProblemSize
-from ..tmem import LANES
+from ..tensor_memory import LANES
 from .config import Schedule
 
 

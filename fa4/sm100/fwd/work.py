@@ -21,7 +21,8 @@ from ...core.mask import range_blocks
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.ends import Ends
-from .config import Schedule, Sm100ForwardContext
+from .config import Schedule
+from .context import Sm100ForwardContext
 
 
 class Queue:

@@ -17,14 +17,15 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...core.constant import Constant
-from ...core.sequence import Rows
+from ...core.rows import Rows
 from ...core.vec_io import load_vec
 from ...fwd.device.rows import head_of, query_of
 from ...fwd.device.work import Work
 from ...pipeline.fragment import LANES_PER_ROW
 from ...runtime.spec import MX_BLOCK
-from ..mma import ONES, ROWS_OF_MATRIX, SCALES_OF_WORD, Scale
-from .config import Sm120ForwardContext
+from ..mma import ONES, ROWS_OF_MATRIX, Scale
+from ..product import SCALES_OF_WORD
+from .context import Sm120ForwardContext
 
 
 class Position(NamedTuple):

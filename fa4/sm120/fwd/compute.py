@@ -20,19 +20,10 @@ from ...fwd.variant import OutStore
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.fragment import ROWS_PER_THREAD, row_registers
 from ...pipeline.roles import WARPS_PER_WARPGROUP
-from ..mma import (
-    N_OF_LOAD,
-    ROWS_OF_MATRIX,
-    OrderedRowsOfK,
-    Product,
-    RowsOfK,
-    RowsOfV,
-    Scale,
-    TokenPairsOfV,
-    add_product,
-)
+from ..mma import N_OF_LOAD, ROWS_OF_MATRIX, OrderedRowsOfK, RowsOfK, RowsOfV, Scale, TokenPairsOfV, add_product
+from ..product import Product
 from .block_scales import BlockScales, UnitScales
-from .config import Sm120ForwardContext
+from .context import Sm120ForwardContext
 from .e2m1 import NUMBERS, E2m1Scales, E2m1Softmax
 
 _REGS_OF_N = 4  # accumulators of a thread for eight columns

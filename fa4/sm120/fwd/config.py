@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...fwd.consumers import ConsumerVariant
-from ...fwd.device.consumer import ROWS
-from ...fwd.launch import ForwardContext
+from ...fwd.consumers import ROWS, ConsumerVariant
 from ...fwd.variant import LARGEST_P_4BIT, OutStore
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES, Tile
 from ...runtime.spec import MX_BLOCK
-from ..mma import OF_E2M1, OF_E4M3, Product
+from ..product import OF_E2M1, OF_E4M3, Product
 
 BARRIER_BYTES = 512  # upper bound for all mbarriers, in the smem budget
 # Number of consumers -> registers per thread of (consumers, load warp). A single consumer keeps its start registers.
@@ -132,10 +130,3 @@ class Sm120ForwardConfig(ConsumerVariant):
     def rounds_largest_p(self) -> bool:
         """False for P in e2m1: it is 6 times the scale 448."""
         return not self.multiplies_e2m1
-
-
-@dataclass(frozen=True, slots=True)
-class Sm120ForwardContext(ForwardContext):
-    """Arguments of a role's body."""
-
-    cfg: Sm120ForwardConfig

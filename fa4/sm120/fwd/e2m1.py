@@ -27,9 +27,11 @@ from ...pipeline.cursor import Cursor
 from ...pipeline.fragment import ROWS_PER_THREAD, row_registers
 from ...pipeline.tma import bulk_load
 from ...runtime import nvfp4
-from ..mma import KEY_ORDER, OF_E2M1, ROWS_OF_MATRIX, SCALES_OF_WORD, Scale, first_key
+from ..mma import KEY_ORDER, ROWS_OF_MATRIX, Scale, first_key
+from ..product import OF_E2M1, SCALES_OF_WORD
 from .block_scales import LoadedScales
-from .config import E2M1_COLUMNS, Sm120ForwardContext
+from .config import E2M1_COLUMNS
+from .context import Sm120ForwardContext
 
 NUMBERS = 8  # of a register of P
 _LOG2_LARGEST = 2.584962500721156  # 6, the largest number of e2m1

@@ -16,7 +16,8 @@ from ...pipeline.channels import By, Carries, Channel, ChannelTable, Every
 from ...pipeline.roles import RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import Sm120ForwardConfig, Sm120ForwardContext
+from .config import Sm120ForwardConfig
+from .context import Sm120ForwardContext
 from .load import load
 
 

@@ -12,7 +12,7 @@ from cutlass import const_expr
 from ...fwd.device.load import load_k, load_qkv, load_v
 from ...pipeline.cursor import Lane, produce
 from . import e2m1
-from .config import Sm120ForwardContext
+from .context import Sm120ForwardContext
 
 
 @cute.jit

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...core.program import ProgramRef
 from ...fwd import plan
-from ...fwd.consumers import packed_heads
-from ...fwd.device.consumer import ROWS
+from ...fwd.consumers import ROWS, packed_heads
 from ...fwd.l2_groups import l2_groups
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
@@ -17,16 +17,15 @@ from ...runtime import nvfp4
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, Operands, ProblemSize
-from ..mma import SCALES_OF_WORD
+from ..product import SCALES_OF_WORD
 from .config import E2M1_COLUMNS, Sm120ForwardConfig
-from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
 
 class Sm120Forward(plan.ForwardDirection[Sm120ForwardConfig]):
     """Forward plan on sm_120 and sm_121. tiles: replaces the row of the tile table, for tuning."""
 
-    kernel = KERNEL
+    kernel = ProgramRef[Sm120ForwardConfig]("sm120.forward", "fa4.sm120.fwd.kernel")
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)

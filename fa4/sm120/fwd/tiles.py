@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ...fwd.consumers import FEW, SEVERAL_TILES
-from ...fwd.device.consumer import ROWS
+from ...fwd.consumers import FEW, ROWS, SEVERAL_TILES
 from ...fwd.variant import Schedule
 from ...runtime.choice import OTHERWISE, Choice, Rule, choose
 from ...runtime.conditions import BLOCKS, E2M1, SHARED, VARLEN, TuningCase, head_dims

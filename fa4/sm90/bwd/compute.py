@@ -11,8 +11,8 @@ import cutlass.cute as cute
 
 from ...pipeline.cursor import consume
 from .common.work import work_tile
-from .config import Sm90BackwardContext
 from .consumer import BackwardConsumer
+from .context import Sm90BackwardContext
 from .epilogue import stage_gradients, store_gradients
 from .steps import all_steps
 

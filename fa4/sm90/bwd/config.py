@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import ClassVar
-
-from cutlass import Int32
+from typing import TYPE_CHECKING, ClassVar
 
 from ...bwd.blocks import Placement
 from ...pipeline.smem import Tile
+from ...runtime.dsl import cutlass
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
-from .common.config import (
-    BARRIER_BYTES,
-    CONSUMERS,
-    PANEL_COLUMNS,
-    ByQueries,
-    Sm90BackwardSteps,
-    Sm90StepsContext,
-    fragment_offset,
-)
+from .common.config import BARRIER_BYTES, CONSUMERS, PANEL_COLUMNS, ByQueries, Sm90BackwardSteps, fragment_offset
 from .common.launch_order import LaunchOrder
+
+if TYPE_CHECKING:
+    from cutlass import Int32
 
 TILE_N = CONSUMERS * ROWS  # keys per CTA
 REDUCERS = 3  # maximum number of warps that add dQ to its sum
@@ -70,7 +64,7 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
         if self.has_right or self.has_blocks:
             return self.l2_group_that_fills(n_blocks, pairs)
         if self.staggered or (self.group == 1 and not self.ascending_order):
-            return Int32(1)
+            return cutlass.Int32(1)
         return LaunchOrder.l2_group(self, n_blocks, seqlen_q, pairs)
 
     @property
@@ -107,21 +101,26 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
         return 1 if self.division is Division.NONE else CONSUMERS
 
     @property
+    def dq_extents(self) -> tuple[int, ...]:
+        """Columns of the result of each product `dq`."""
+        if self.division is not Division.COLUMNS:
+            return (self.columns,)
+        whole, odd = divmod(self.k_tile.panels, CONSUMERS)
+        return (self.tile_m,) * whole + (self.tile_m // CONSUMERS,) * odd
+
+    @property
     def dq(self) -> tuple[Wgmma, ...]:
         """Products of a consumer: dQ = dS K of 64 queries, or dQ^T = K^T dS^T of each of its column panels; of an odd
         panel, half of the queries."""
         k = SmemOperand(self.k_tile, Major.MN)
         ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
-        if self.division is not Division.COLUMNS:
-            return (Wgmma(self.dtype, n=self.columns, k=TILE_N, b=k, a=ds),)
-        whole, odd = divmod(self.k_tile.panels, CONSUMERS)
-        queries = [self.tile_m] * whole + [self.tile_m // CONSUMERS] * odd
-        return tuple(Wgmma(self.dtype, n=n, k=TILE_N, b=ds, a=k) for n in queries)
+        b, a = (ds, k) if self.division is Division.COLUMNS else (k, ds)
+        return tuple(Wgmma(self.dtype, n=n, k=TILE_N, b=b, a=a) for n in self.dq_extents)
 
     @property
     def dq_bytes(self) -> int:
         """Bytes of a consumer's share of a step's dQ, in float32."""
-        return 4 * ROWS * sum(product.n for product in self.dq)
+        return 4 * ROWS * sum(self.dq_extents)
 
     @property
     def smem_used(self) -> int:
@@ -151,10 +150,3 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
         """Warps that add a consumer's dQ to its sum. A deterministic run has several, which take the steps round-robin:
         waiting for the semaphore, adding and releasing take longer than a step."""
         return REDUCERS if self.deterministic else 1
-
-
-@dataclass(frozen=True, slots=True)
-class Sm90BackwardContext(Sm90StepsContext):
-    """Arguments of a role's body."""
-
-    cfg: Sm90BackwardConfig

@@ -10,11 +10,13 @@ from ...core.constant import Constant
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..wgmma import ROWS, wait
+from ..wgmma import ROWS
+from ..wgmma_order import wait
 from .common.config import CONSUMERS
 from .common.pointwise import Statistic, fill, rows_of, store_ds
 from .common.work import Sm90BackwardWork, StepCoord
-from .config import Division, Sm90BackwardContext
+from .config import Division
+from .context import Sm90BackwardContext
 from .dq_cursor import DqCursor
 from .epilogue import stage_gradients
 from .pointwise import clear_ds, compute_ds, compute_p, pack_p, step_scores

@@ -15,7 +15,8 @@ from cutlass import Boolean, Float32, Int32
 from ...core.vec_io import bits, store_vec
 from ...pipeline.ends import End
 from .common.config import WARPGROUP
-from .config import Sm90BackwardConfig, Sm90BackwardContext
+from .config import Sm90BackwardConfig
+from .context import Sm90BackwardContext
 
 
 class DqCursor:

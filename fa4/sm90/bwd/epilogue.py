@@ -11,7 +11,7 @@ from ...pipeline.tma import wait_read
 from .common.config import CONSUMERS, WARPGROUP
 from .common.epilogue import store, to_smem
 from .common.work import Sm90BackwardWork
-from .config import Sm90BackwardContext
+from .context import Sm90BackwardContext
 
 
 def stage_gradients(context: Sm90BackwardContext, work: Sm90BackwardWork, consumer) -> None:

@@ -19,7 +19,8 @@ from ...pipeline.smem import Region, SmemMap
 from .common.config import CONSUMERS
 from .common.load import load
 from .compute import compute
-from .config import REDUCERS, Division, Sm90BackwardConfig, Sm90BackwardContext
+from .config import REDUCERS, Division, Sm90BackwardConfig
+from .context import Sm90BackwardContext
 from .reduce import reduce
 
 ROLES = RoleTable(

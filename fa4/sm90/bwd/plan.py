@@ -7,24 +7,25 @@ from functools import cached_property
 from typing import Any
 
 from ...bwd import plan
+from ...core.program import ProgramRef
 from ...core.variant import Variant
-from ...pipeline.kernel import RoleKernel
 from ...runtime.choice import columns, given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .common.config import Sm90BackwardSteps
 from .config import Sm90BackwardConfig
-from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
 from .wide.config import Sm90WideConfig
-from .wide.kernel import KERNEL as WIDE
+
+KERNEL = ProgramRef[Any]("sm90.backward", "fa4.sm90.bwd.kernel")
+WIDE = ProgramRef[Any]("sm90.backward_wide", "fa4.sm90.bwd.wide.kernel")
 
 
 class Sm90Backward(plan.BackwardDirection):
     """Backward plan on sm_90. tiles: replaces the row of the tile table, for tuning."""
 
-    kernel: RoleKernel[Any] = KERNEL
+    kernel = KERNEL
 
     def __init__(
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None

@@ -20,7 +20,7 @@ from ...pipeline.fragment import LANES_PER_ROW, first_column, row_registers
 from .common.config import WARPGROUP
 from .common.pointwise import KeepBits, Statistic, keep_bits_at, own_keys, p_of, pack, query_bounds, query_of
 from .common.work import Sm90BackwardWork, StepCoord
-from .config import Sm90BackwardContext
+from .context import Sm90BackwardContext
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ...bwd.device.semaphores import (
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.tma import bulk_add, bulk_store, wait_read
 from .common.work import Sm90BackwardWork, work_tile
-from .config import Sm90BackwardContext
+from .context import Sm90BackwardContext
 
 
 @cute.jit

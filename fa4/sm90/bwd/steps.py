@@ -18,8 +18,9 @@ from ...pipeline.cursor import consume, produce
 from ..wgmma import ROWS
 from .common.config import CONSUMERS
 from .common.work import Sm90BackwardWork, WarpgroupSteps, in_direction, warpgroup_steps, whole_blocks
-from .config import Division, Sm90BackwardContext
+from .config import Division
 from .consumer import BackwardConsumer, Cursors
+from .context import Sm90BackwardContext
 from .dq_cursor import DqCursor
 from .epilogue import stage_gradients
 

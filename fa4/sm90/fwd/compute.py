@@ -24,8 +24,8 @@ from ...fwd.device.softmax import Softmax, pack
 from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
-from ..wgmma import pin, wait
-from .config import Sm90ForwardContext
+from ..wgmma_order import pin, wait
+from .context import Sm90ForwardContext
 
 
 @cute.jit

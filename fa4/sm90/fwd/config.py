@@ -7,7 +7,6 @@ import enum
 from dataclasses import dataclass
 
 from ...fwd.consumers import ConsumerVariant
-from ...fwd.launch import ForwardContext
 from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
@@ -201,10 +200,3 @@ class Sm90ForwardConfig(ConsumerVariant):
         """O += P V, P from registers."""
         v = SmemOperand(self.v_operand, Major.MN, self.stages, self.v_operand.nbytes)
         return Wgmma(self.v_dtype, n=self.head_dim_v, k=self.tile_n, b=v)
-
-
-@dataclass(frozen=True, slots=True)
-class Sm90ForwardContext(ForwardContext):
-    """Arguments of a role's body."""
-
-    cfg: Sm90ForwardConfig

@@ -20,7 +20,7 @@ from ...fwd.device.queue import Queue
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.upconvert import ByteRing, Upconversion
-from .config import Sm90ForwardContext
+from .context import Sm90ForwardContext
 
 
 @cute.jit

@@ -17,7 +17,7 @@ from cutlass import const_expr
 from ...fwd.device.key_rows import KeyRows, copied_rows
 from ...fwd.device.queue import Queue
 from ...pipeline.cursor import produce
-from .config import Sm90ForwardContext
+from .context import Sm90ForwardContext
 
 
 @cute.jit

@@ -18,7 +18,8 @@ from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterShar
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import Sm90ForwardConfig, Sm90ForwardContext
+from .config import Sm90ForwardConfig
+from .context import Sm90ForwardContext
 from .convert import convert
 from .gather import gather
 from .load import load

@@ -16,7 +16,7 @@ from ...fwd.device.load import load_k, load_q, load_qkv, load_v
 from ...fwd.device.queue import Queue, row_tile
 from ...fwd.variant import KvLoad
 from ...pipeline.cursor import Cursor, Lane, produce
-from .config import Sm90ForwardContext
+from .context import Sm90ForwardContext
 
 
 @cute.jit

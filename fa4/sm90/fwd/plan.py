@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...core.program import ProgramRef
 from ...fwd import plan
 from ...fwd.consumers import packed_heads
 from ...fwd.l2_groups import l2_groups
@@ -13,14 +14,13 @@ from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .config import Sm90ForwardConfig
-from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
 
 class Sm90Forward(plan.ForwardDirection[Sm90ForwardConfig]):
     """Forward plan on sm_90. tiles: replaces the row of the tile table, for tuning."""
 
-    kernel = KERNEL
+    kernel = ProgramRef[Sm90ForwardConfig]("sm90.forward", "fa4.sm90.fwd.kernel")
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)

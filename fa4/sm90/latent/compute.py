@@ -25,11 +25,13 @@ from ...fwd.device.scales import nonzero_descale
 from ...fwd.device.softmax import BlockScores, Softmax, pack, rescale
 from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, Lane, consume, produce
-from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, store_matrices
-from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, store_matrices
+from ...pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..wgmma import K_PER_MMA, ROWS, settle, wait
-from .config import HALVES, LatentContext
+from ..wgmma import K_PER_MMA, ROWS
+from ..wgmma_order import settle, wait
+from .config import HALVES
+from .context import LatentContext
 from .queries import scale_q
 from .rows import RowPairs, both_sync, store_pairs
 

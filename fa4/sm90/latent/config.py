@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ...fwd.launch import ForwardContext
 from ...fwd.variant import FetchingVariant, OutStore
 from ...pipeline.smem import Tile
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
@@ -110,10 +109,3 @@ class LatentConfig(FetchingVariant):
 
     def _kv(self, major: Major) -> SmemOperand:
         return SmemOperand(Tile(self.tile_n, self.head_dim), major, STAGES, self.stage_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class LatentContext(ForwardContext):
-    """Arguments of a role's body."""
-
-    cfg: LatentConfig

@@ -31,7 +31,8 @@ from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ...pipeline.upconvert import COLUMNS, Upconversion
 from ...runtime import scaled_rows
-from .config import HALVES, LatentContext
+from .config import HALVES
+from .context import LatentContext
 from .load import part_cursors
 
 _VEC = 4  # 32-bit registers per load

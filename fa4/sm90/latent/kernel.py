@@ -18,7 +18,8 @@ from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from ..wgmma import ROWS
 from .compute import even, odd
-from .config import HALVES, STAGES, LatentConfig, LatentContext
+from .config import HALVES, STAGES, LatentConfig
+from .context import LatentContext
 from .convert import convert
 from .load import load
 

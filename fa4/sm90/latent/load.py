@@ -15,7 +15,8 @@ from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.ends import Ends
 from ...pipeline.tma import tma_load
-from .config import HALVES, LatentConfig, LatentContext
+from .config import HALVES, LatentConfig
+from .context import LatentContext
 
 
 @cute.jit

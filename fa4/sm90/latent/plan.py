@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...core.program import ProgramRef
 from ...fwd import plan as forward
 from ...fwd.consumers import packed_heads_of_one
 from ...fwd.plan import LaunchSizes, Scalars, work_tiles
@@ -11,7 +12,6 @@ from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .config import TILE_N, LatentConfig
-from .kernel import KERNEL
 
 RESCALE_THRESHOLD = 8.0
 
@@ -19,7 +19,7 @@ RESCALE_THRESHOLD = 8.0
 class LatentForward(forward.ForwardDirection[LatentConfig]):
     """Forward plan on sm_90 for a V that is the first columns of K. Its tiles have no table, so none replace them."""
 
-    kernel = KERNEL
+    kernel = ProgramRef[LatentConfig]("sm90.latent", "fa4.sm90.latent.kernel")
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: None = None) -> None:
         packed = packed_heads_of_one(spec)

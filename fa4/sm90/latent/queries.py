@@ -8,9 +8,10 @@ from cutlass import Float32, Int32
 from ...core.fragment_coords import reduce_row
 from ...core.vec_io import load_vec, store_vec
 from ...fwd.device.q_scales import largest, scale_of, scaled
-from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp
+from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, row_in_warp
+from ...pipeline.roles import ROWS_PER_WARP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from .config import LatentContext
+from .context import LatentContext
 from .rows import RowPairs, both_sync, store_pairs
 
 _CHUNK = 16  # bytes per access

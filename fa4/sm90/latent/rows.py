@@ -10,8 +10,8 @@ from cutlass import Float32, Int32
 
 from ...core.constant import Constant
 from ...core.vec_io import bits, load_floats, store_vec
-from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp
-from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
+from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, row_in_warp
+from ...pipeline.roles import ROWS_PER_WARP, WARP, WARPS_PER_WARPGROUP
 from ..wgmma import ROWS
 from .config import HALVES
 

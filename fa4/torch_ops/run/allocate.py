@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ...core import padding
 from ...runtime.memory import empty, maker
 from ...runtime.plan import Plan
 from ...runtime.spec import AttentionInputs, AttentionSpec, Gradients
@@ -99,17 +100,15 @@ def padding_setter(
         return None
     if not plan.compiled or plan.is_empty(inputs):
         return functools.partial(_fill_all, fill)
-    from ...core import padding_rows  # needs CuTe DSL
-
     leading = None if parts is None else int(parts > 1)
-    cfg = padding_rows.PaddingRowsConfig(spec.dtype, matrices, leading, fill, spec.varlen, has_seqused)
-    launcher = padding_rows.launcher(cfg, plan.chip)
+    cfg = padding.PaddingRowsConfig(spec.dtype, matrices, leading, fill, spec.varlen, has_seqused)
+    launcher = padding.SET_PADDING_ROWS.launcher(cfg, plan.chip)
 
     def blocks_of(inputs: AttentionInputs) -> int:
         groups = inputs.batch + spec.varlen if has_seqused else 1
         q, k = inputs.q, inputs.k
         largest = max(q.numel(), k.numel()) if matrices else (parts or 1) * q.numel() // q.shape[-1]
-        return padding_rows.blocks(largest, groups, plan.chip)
+        return padding.blocks(largest, groups, plan.chip)
 
     fixed = None if spec.varlen else blocks_of(inputs)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...fwd.launchers import combine_launcher
 from ...mods.ir.record import Mods
 from ...runtime.plan import Plan
 from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, compute_dtype
@@ -89,10 +90,8 @@ class ForwardExecutor:
 
     @functools.cached_property
     def _join(self) -> Callable[..., None]:
-        from ...fwd.kernels.combine import launcher  # needs CuTe DSL
-
         spec = self.plan.spec
-        return launcher(spec.dtype, spec.head_dim_v, spec.has_sink, self.plan.splits, self.plan.chip)
+        return combine_launcher(spec.dtype, spec.head_dim_v, spec.has_sink, self.plan.splits, self.plan.chip)
 
 
 def forward(

@@ -20,14 +20,15 @@ from ....core.fragment_values import FragmentValues
 from ....core.traced import bind
 from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.ends import Ends
-from ....pipeline.smem import store_row
+from ....pipeline.row_chunks import store_row
 from ... import tmem
 from ..compute import StepQueries, bind_mods, first_column, four_of, half_of_warp, keep_bits_of, own_row
 from ..config import CHUNK, HALVES
 from ..pointwise import Factors, StepElements, band_words, scoring_of
 from ..work import Sm100BackwardWork
 from ..work import work_tile as key_work
-from .config import Gradient, Sm100WideContext
+from .config import Gradient
+from .context import Sm100WideContext
 from .epilogue import store_gradient
 from .work import QueryWork, query_work
 

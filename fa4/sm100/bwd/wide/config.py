@@ -25,7 +25,7 @@ from typing import ClassVar
 from ....bwd.blocks import RowBlocks
 from ....pipeline.smem import Tile
 from ...mma import Major, SmemOperand, Umma
-from ..config import Sm100BackwardSteps, Sm100StepsContext
+from ..config import Sm100BackwardSteps
 
 
 class Gradient(enum.Enum):
@@ -164,11 +164,3 @@ class Sm100WideConfig(Sm100BackwardSteps):
         """D += P or dS times the rows of a step, with P or dS in tensor memory."""
         b = SmemOperand(self.columns_tile, Major.MN)
         return Umma(self.dtype, n=self.grad_columns, k=self.tile_m, b=b, m=self.cluster_rows, ctas=self.ctas)
-
-
-@dataclass(frozen=True, slots=True)
-class Sm100WideContext(Sm100StepsContext):
-    """Arguments of a role's body: adds a named barrier; 0 is the barrier of the CTA."""
-
-    cfg: Sm100WideConfig
-    gradient_staged: int = 1

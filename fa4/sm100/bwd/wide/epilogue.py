@@ -9,17 +9,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ....core.sequence import Rows, sequence_matrix
+from ....core.rows import Rows
+from ....core.sequence import sequence_matrix
 from ....core.vec_io import pack_half
 from ....pipeline.cursor import consume
 from ....pipeline.ends import Ends
-from ....pipeline.smem import store_row
+from ....pipeline.row_chunks import store_row
 from ....pipeline.tma import tma_store
 from ... import tmem
-from ...tmem import LANES
+from ...tensor_memory import LANES
 from ..compute import half_of_warp, own_row
 from ..config import CHUNK, HALVES
-from .config import Sm100WideContext
+from .context import Sm100WideContext
 from .work import WideWork
 
 

@@ -27,7 +27,8 @@ from ... import tmem
 from ...signals import SIGNALS
 from ..config import ROW_STAGES
 from .compute import compute
-from .config import Gradient, Sm100WideConfig, Sm100WideContext
+from .config import Gradient, Sm100WideConfig
+from .context import Sm100WideContext
 from .load import load
 from .mma import mma
 

@@ -12,11 +12,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ....core.sequence import clamp_tile, sequence_matrix
+from ....core.rows import clamp_tile
+from ....core.sequence import sequence_matrix
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import tma_load, tma_load_panel
 from ..load import load_statistics
-from .config import Sm100WideContext
+from .context import Sm100WideContext
 from .work import StepBlocks, WideWork, work_tile
 
 

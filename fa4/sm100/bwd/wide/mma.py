@@ -18,7 +18,7 @@ from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.ends import LEADER, Ends
 from ... import tmem
 from ..mma import issue_by_halves
-from .config import Sm100WideContext
+from .context import Sm100WideContext
 from .work import work_tile
 
 

@@ -9,11 +9,11 @@ import cutlass
 from cutlass import Boolean, Int32
 
 from ....core.mask import Band, SparseBlocks
-from ....core.rows import first_row_block
-from ....core.sequence import Rows
+from ....core.rows import Rows, first_row_block
 from ..work import ListPosition, Sm100BackwardWork, next_position
 from ..work import work_tile as keys_of_cta
-from .config import Sm100WideConfig, Sm100WideContext
+from .config import Sm100WideConfig
+from .context import Sm100WideContext
 
 
 class QueryWork(NamedTuple):

@@ -12,7 +12,7 @@ from typing import ClassVar
 from ....pipeline.smem import Tile
 from ...stages import CTA_ROWS, STAGE_BYTES, column_parts, d_columns
 from ..config import BARRIER_BYTES, ROW_STAGES
-from ..wide.config import Gradient, Sm100WideConfig, Sm100WideContext
+from ..wide.config import Gradient, Sm100WideConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,3 @@ class Sm100WidestConfig(Sm100WideConfig):
         used = self.left_bytes + self.left_dp_bytes + self.stages * self.weights_tile.nbytes
         used += ROW_STAGES * self.rows_bytes + BARRIER_BYTES
         return (self.smem_bytes - used) // STAGE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Sm100WidestContext(Sm100WideContext):
-    """Arguments of a role's body."""
-
-    cfg: Sm100WidestConfig

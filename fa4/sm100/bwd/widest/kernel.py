@@ -14,7 +14,8 @@ from ...signals import SIGNALS
 from ...stages import PAIR, STAGE_BYTES
 from ..config import ROW_STAGES
 from ..wide.kernel import WideBackward, role_table
-from .config import Sm100WidestConfig, Sm100WidestContext
+from .config import Sm100WidestConfig
+from .context import Sm100WidestContext
 from .load import load
 from .mma import mma
 

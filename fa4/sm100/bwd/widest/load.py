@@ -13,11 +13,12 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ....pipeline.cursor import Cursor, produce
-from ...stages import PAIR, load_by_panels, load_by_rows
+from ...stage_products import load_by_panels, load_by_rows
+from ...stages import PAIR
 from ..load import load_statistics
 from ..wide.load import load_tile, own_rows, piece_of
 from ..wide.work import StepBlocks, WideWork, work_tile
-from .config import Sm100WidestContext
+from .context import Sm100WidestContext
 
 
 @cute.jit

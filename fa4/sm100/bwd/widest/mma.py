@@ -15,9 +15,9 @@ from cutlass import Int32, const_expr
 from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.ends import LEADER, Ends
 from ... import tmem
-from ...stages import issue_by_panels, issue_by_rows
+from ...stage_products import issue_by_panels, issue_by_rows
 from ..wide.work import work_tile
-from .config import Sm100WidestContext
+from .context import Sm100WidestContext
 
 
 @cute.jit

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ....fwd.launch import ForwardContext
 from ....fwd.variant import FetchingVariant, OutStore
 from ....pipeline.smem import Tile
-from ... import tmem
 from ...stages import CTA_ROWS, PAIR, STAGE_BYTES, d_columns
 
 S_STAGES = 2
@@ -69,13 +67,3 @@ class WidestConfig(FetchingVariant):
     def kv_stages(self) -> int:
         """Stages of the ring that K and V share."""
         return (self.smem_bytes - RESERVED_BYTES - self.q_tile.nbytes - self.p_tile.nbytes) // STAGE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class WidestContext(ForwardContext):
-    """Arguments of a role's body: adds the tensor-memory map, and a named barrier; 0 is the barrier of the CTA."""
-
-    cfg: WidestConfig
-    resources: tmem.TensorMemory
-    tmem: tmem.TmemMap | None = None
-    halves_exchanged: int = 1

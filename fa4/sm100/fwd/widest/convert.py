@@ -32,7 +32,7 @@ from ....pipeline.upconvert import COLUMNS, Upconversion
 from ....runtime import scaled_rows
 from ...stages import CTA_ROWS, PAIR, STAGE_BYTES, column_parts, panels_of_stages
 from ..work import key_block
-from .config import WidestContext
+from .context import WidestContext
 from .work import work_of_pair
 
 _VEC = 4  # 32-bit registers of a share

@@ -20,7 +20,9 @@ from ....pipeline.smem import Region, SmemMap
 from ... import tmem
 from ...signals import SIGNALS
 from ...stages import PAIR, STAGE_BYTES
-from .config import S_STAGES, WidestConfig, WidestContext
+from ...tensor_memory import LANES
+from .config import S_STAGES, WidestConfig
+from .context import WidestContext
 from .convert import convert
 from .load import load
 from .mma import mma
@@ -72,7 +74,7 @@ def smem_map(cfg: WidestConfig, table: ChannelTable) -> SmemMap:
         Region("Q", cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * STAGE_BYTES, align=1024),
         Region("P", cfg.p_tile.nbytes, align=1024),
-        Region("halves", (S_STAGES + 1) * 4 * tmem.LANES),
+        Region("halves", (S_STAGES + 1) * 4 * LANES),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),
     )

@@ -12,14 +12,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ....core.sequence import clamp_tile, sequence_matrix
+from ....core.rows import clamp_tile
+from ....core.sequence import sequence_matrix
 from ....fwd.device.work import Work
 from ....fwd.variant import KvLoad
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import tma_load
-from ...stages import CTA_ROWS, PAIR, Pieces, load_by_panels, load_by_rows
+from ...stage_products import Pieces, load_by_panels, load_by_rows
+from ...stages import CTA_ROWS, PAIR
 from ..work import key_block
-from .config import WidestContext
+from .context import WidestContext
 from .work import work_of_pair
 
 

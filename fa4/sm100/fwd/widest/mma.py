@@ -15,8 +15,8 @@ from cutlass import Boolean, Int32, const_expr
 from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.ends import LEADER, Ends
 from ... import tmem
-from ...stages import issue_by_panels, issue_by_rows
-from .config import WidestContext
+from ...stage_products import issue_by_panels, issue_by_rows
+from .context import WidestContext
 from .work import work_of_pair
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ....core.program import ProgramRef
 from ....fwd import plan as forward
 from ....fwd.plan import LaunchSizes, Scalars, work_tiles
 from ....fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
@@ -15,7 +16,6 @@ from ....runtime.spec import AttentionSpec, ProblemSize
 from ...stages import CTA_ROWS, PAIR
 from ..plan import l2_group_of
 from .config import WidestConfig
-from .kernel import KERNEL
 
 RESCALE_THRESHOLD = 8.0
 # Keys of a block. Evidence: predicted (`python -m fa4.emulator.timing fwd --head-dim 512 --seqlen 16384`).
@@ -30,7 +30,7 @@ ROWS = PAIR * CTA_ROWS
 class WidestForward(forward.ForwardDirection[WidestConfig]):
     """Forward plan on sm_100 for head dims above 256. `tiles`, the keys of a block, replaces the row of the table."""
 
-    kernel = KERNEL
+    kernel = ProgramRef[WidestConfig]("sm100.fwd.widest", "fa4.sm100.fwd.widest.kernel")
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: int | None = None) -> None:
         self.choice = choose_tiles(spec, extent, chip) if tiles is None else given(tiles)

@@ -10,9 +10,10 @@ from ....fwd.device.q_scales import largest, scale_of, scaled
 from ....pipeline.cursor import consume, produce
 from ....pipeline.ends import Ends
 from ....pipeline.smem import PANEL_ROW_BYTES
-from ... import tmem
 from ...stages import CTA_ROWS
-from .config import S_STAGES, WidestContext
+from ...tensor_memory import LANES
+from .config import S_STAGES
+from .context import WidestContext
 
 _CHUNK = 16  # bytes per access
 _CHUNKS = PANEL_ROW_BYTES // _CHUNK
@@ -30,10 +31,10 @@ def half_of_warp() -> Int32:
 
 def of_other_half(context: WidestContext, stage: Int32, x: Float32) -> Float32:
     """The value of the thread with the other half of this row. stage: another one at the next call."""
-    values = cute.make_tensor(context.smem.pointer("halves", Float32), cute.make_layout((tmem.LANES, S_STAGES + 1)))
+    values = cute.make_tensor(context.smem.pointer("halves", Float32), cute.make_layout((LANES, S_STAGES + 1)))
     thread = cute.arch.thread_idx()[0]
     values[thread, stage] = x
-    cute.arch.barrier(barrier_id=context.halves_exchanged, number_of_threads=tmem.LANES)
+    cute.arch.barrier(barrier_id=context.halves_exchanged, number_of_threads=LANES)
     return values[thread ^ CTA_ROWS, stage]
 
 

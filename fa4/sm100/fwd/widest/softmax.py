@@ -23,7 +23,7 @@ from ....fwd.device.rows import is_written, normalise, query_of, result, row_coo
 from ....fwd.device.scales import Scales
 from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, consume, produce
-from ....pipeline.smem import store_row
+from ....pipeline.row_chunks import store_row
 from ... import tmem
 from ...exp2 import exp2_mufu
 from ...stages import column_parts
@@ -38,7 +38,8 @@ from ..row_softmax import (
     packed_sum,
     row_maximum,
 )
-from .config import S_STAGES, WidestContext
+from .config import S_STAGES
+from .context import WidestContext
 from .queries import half_of_warp, of_other_half, row_of_thread, scale_q
 from .work import first_row, work_of_pair
 

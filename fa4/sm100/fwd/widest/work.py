@@ -7,7 +7,7 @@ from cutlass import Int32
 
 from ....fwd.device.work import Work, work_tile
 from ...stages import CTA_ROWS, PAIR
-from .config import WidestContext
+from .context import WidestContext
 
 
 def work_of_pair(context: WidestContext) -> Work:

@@ -7,18 +7,19 @@ bits in registers, are the left operands of dV += P^T dO and dK += dS^T Q.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import cutlass.cute as cute
-from cutlass import Int32
+from typing import TYPE_CHECKING, ClassVar
 
 from ....bwd.blocks import Placement, RowBlocks
-from ....bwd.launch import BackwardContext
-from ....core.sequence import Rows
+from ....core.rows import Rows
 from ....pipeline.smem import Tile
-from ....pipeline.tma import TmaTile
+from ....runtime.dsl import cute
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
 from .launch_order import LaunchOrder
+
+if TYPE_CHECKING:
+    from cutlass import Int32
+
+    from ....pipeline.tma import TmaTile
 
 CONSUMERS = 2  # warpgroups
 WARPGROUP = 128  # threads
@@ -155,12 +156,3 @@ class Sm90BackwardSteps(LaunchOrder):
         """dK += dS^T Q, dS^T from registers."""
         q = SmemOperand(self.q_tile, Major.MN, self.q_stages, self.q_tile.nbytes)
         return Wgmma(self.dtype, n=self.columns, k=self.tile_m, b=q)
-
-
-@dataclass(frozen=True, slots=True)
-class Sm90StepsContext(BackwardContext):
-    """Arguments of a role's body."""
-
-    cfg: Sm90BackwardSteps
-    last_dq: int = 1  # named barriers; 0 is the CTA barrier
-    gradients_staged: int = 2  # and 3: one per consumer

@@ -6,11 +6,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ....core.sequence import sequence_matrix
-from ....pipeline.fragment import ROWS_PER_WARP, pack_pairs, store_matrices
-from ....pipeline.roles import WARPS_PER_WARPGROUP
+from ....pipeline.fragment import pack_pairs, store_matrices
+from ....pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES, Tile
 from ....pipeline.tma import tma_start_store
-from .config import Sm90StepsContext
+from .context import Sm90StepsContext
 from .work import Sm90BackwardWork
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import cutlass
-from cutlass import Int32
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....bwd.variant import BackwardVariant
+from ....runtime.dsl import cutlass
 from ...wgmma import K_PER_MMA
+
+if TYPE_CHECKING:
+    from cutlass import Int32
 
 L2_GROUP_BYTES = 24 << 20  # L2 budget (H100: 50 MB) for what the pairs of an L2 group read and add to
 MIN_BLOCKS_PER_PAIR = 8  # minimum concurrent CTAs of a pair; they share its queries in L2
@@ -69,7 +70,7 @@ class LaunchOrder(BackwardVariant):
         if self.ascending_order:
             return self.l2_group_that_follows(n_blocks, seqlen_q, pairs, by_l2)
         balanced = 2 * self.sms // n_blocks + 1 if self.has_right else 1
-        return cutlass.min(Int32(cutlass.max(by_l2, balanced)), pairs)
+        return cutlass.min(cutlass.Int32(cutlass.max(by_l2, balanced)), pairs)
 
     def l2_group_that_fills(self, n_blocks: Int32, pairs: Int32) -> Int32:
         """Return the number of pairs whose key blocks, of all lengths, run at a time; twice as many for a query group
@@ -93,10 +94,10 @@ class LaunchOrder(BackwardVariant):
         pairs_per_group = (
             cutlass.min(cutlass.max(pairs_per_group, 1), pairs)
             if self.pairs_per_group is None
-            else Int32(self.pairs_per_group)
+            else cutlass.Int32(self.pairs_per_group)
         )
         l2_groups = (pairs + pairs_per_group - 1) // pairs_per_group  # of about equal size
-        return Int32((pairs + l2_groups - 1) // l2_groups)
+        return cutlass.Int32((pairs + l2_groups - 1) // l2_groups)
 
     def chains(self, n_blocks: int, seqlen_q: int, pairs: int) -> int:
         """Return the number of dQ sums of a query block: 1, or more if ordered key blocks of few pairs would start
@@ -132,4 +133,4 @@ class LaunchOrder(BackwardVariant):
         is_whole = n_blocks <= self.concurrent_blocks
         if self.group > 1:
             is_whole = is_whole & (l2_group < pairs)
-        return Int32(cutlass.select_(is_whole, n_blocks, wave_blocks))
+        return cutlass.Int32(cutlass.select_(is_whole, n_blocks, wave_blocks))

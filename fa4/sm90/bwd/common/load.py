@@ -14,7 +14,7 @@ from ....bwd.device.work import first_member
 from ....core.sequence import sequence_matrix
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import bulk_load, tma_load
-from .config import Sm90StepsContext
+from .context import Sm90StepsContext
 from .work import Sm90BackwardWork, work_tile
 
 

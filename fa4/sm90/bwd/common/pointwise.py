@@ -13,10 +13,10 @@ from ....core.constant import Constant
 from ....core.dropout import Dropout, apply_dropout
 from ....core.vec_io import load_floats, pack_half
 from ....mods.ir.dropout import KEYS
-from ....pipeline.fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_in_warp
-from ....pipeline.roles import WARPS_PER_WARPGROUP
+from ....pipeline.fragment import LANES_PER_ROW, first_column, row_in_warp
+from ....pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES
-from .config import Sm90StepsContext
+from .context import Sm90StepsContext
 from .work import Sm90BackwardWork
 
 PAIR = 2 * KEYS  # queries: the bits of 16 keys for two queries fill a word

@@ -12,8 +12,8 @@ from cutlass import Int32
 from ....bwd.device.work import cta_keys, order_index, sparse_blocks_of
 from ....core.mask import Band, SparseBlocks
 from ....core.order import Order, Tile
-from ....core.sequence import Rows
-from .config import Sm90StepsContext
+from ....core.rows import Rows
+from .context import Sm90StepsContext
 
 StepCoord = tuple[Int32, Int32]  # of a query head, and of a query block among its steps
 

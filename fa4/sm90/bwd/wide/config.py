@@ -4,16 +4,18 @@ roles."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import cutlass
-from cutlass import Int32
-
-from ....core.sequence import Rows, clamp_tile
+from ....core.rows import Rows, clamp_tile
 from ....pipeline.smem import Tile
-from ....pipeline.tma import TmaTile
+from ....runtime.dsl import cutlass
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
-from ..common.config import BARRIER_BYTES, PANEL_COLUMNS, ByQueries, Sm90BackwardSteps, Sm90StepsContext
+from ..common.config import BARRIER_BYTES, PANEL_COLUMNS, ByQueries, Sm90BackwardSteps
+
+if TYPE_CHECKING:
+    from cutlass import Int32
+
+    from ....pipeline.tma import TmaTile
 
 P_BYTES = 2  # of an element of P in shared memory
 # Shared memory has 2^15 P as float16, at most 32768: all 11 significant bits from P = 2^-29 on, some from 2^-39 on. P
@@ -108,11 +110,3 @@ class Sm90WideConfig(Sm90BackwardSteps):
         k = SmemOperand(self.k_tile, Major.MN)
         ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
         return Wgmma(self.dtype, n=len(self.dq_panels(consumer)) * PANEL_COLUMNS, k=ROWS, b=k, a=ds)
-
-
-@dataclass(frozen=True, slots=True)
-class Sm90WideContext(Sm90StepsContext):
-    """Arguments of a role's body."""
-
-    cfg: Sm90WideConfig
-    ds_written: int = 4  # named barrier

@@ -10,10 +10,11 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from ....pipeline.cursor import consume, produce
-from ...wgmma import wait
+from ...wgmma_order import wait
 from ..common.pointwise import Statistic, fill, pack, query_of, rows_of, store_ds
 from ..common.work import Sm90BackwardWork, StepCoord, work_tile
-from .config import WEIGHT_EXPONENT, Sm90WideContext
+from .config import WEIGHT_EXPONENT
+from .context import Sm90WideContext
 from .exchange import dropout_factors, load_p, send_ds
 from .steps import Cursors, WideConsumer, all_steps, store_gradient
 

@@ -13,10 +13,11 @@ from cutlass import Float32, const_expr
 from ....core.dropout import apply_dropout
 from ....core.scoring import Scoring
 from ....pipeline.cursor import consume, produce
-from ...wgmma import wait
+from ...wgmma_order import wait
 from ..common.pointwise import Statistic, fill, keep_bits_at, p_of, pack, query_bounds, rows_of
 from ..common.work import Sm90BackwardWork, StepCoord, work_tile
-from .config import WEIGHT_EXPONENT, Sm90WideContext
+from .config import WEIGHT_EXPONENT
+from .context import Sm90WideContext
 from .exchange import sign_dropped, store_p
 from .steps import Cursors, WideConsumer, all_steps, store_gradient
 

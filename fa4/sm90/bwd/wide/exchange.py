@@ -18,7 +18,7 @@ from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.tma import bulk_copy_to
 from ..common.config import WARPGROUP
 from ..common.pointwise import KeepBits, pack
-from .config import Sm90WideContext
+from .context import Sm90WideContext
 
 
 def store_p(context: Sm90WideContext, stage: Int32, p: list[Float32]) -> None:

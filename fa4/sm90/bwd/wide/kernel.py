@@ -17,7 +17,8 @@ from ....pipeline import kernel as kernels
 from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, ClusterSharing, Implied
 from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
-from .config import Sm90WideConfig, Sm90WideContext
+from .config import Sm90WideConfig
+from .context import Sm90WideContext
 from .dk import dk
 from .dv import dv
 from .load import load

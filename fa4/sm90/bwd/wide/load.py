@@ -10,12 +10,13 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import const_expr
 
-from ....core.sequence import clamp_tile, sequence_matrix
+from ....core.rows import clamp_tile
+from ....core.sequence import sequence_matrix
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.tma import tma_load_panel
 from ..common.load import load_keys, load_steps
 from ..common.work import Sm90BackwardWork, work_tile
-from .config import Sm90WideContext
+from .context import Sm90WideContext
 
 
 @cute.jit

@@ -21,7 +21,7 @@ from ....bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_sem
 from ....core.vec_io import load_vec, store_vec
 from ....pipeline.cursor import Cursor, consume, produce
 from ..common.work import Sm90BackwardWork, work_tile
-from .config import Sm90WideContext
+from .context import Sm90WideContext
 
 AHEAD = 2  # steps
 

@@ -12,7 +12,7 @@ from ....pipeline.cursor import Cursor, consume, produce
 from ...wgmma import ROWS
 from ..common.config import PANEL_COLUMNS, WARPGROUP
 from ..common.work import Sm90BackwardWork
-from .config import Sm90WideContext
+from .context import Sm90WideContext
 from .semaphores import order_index_at
 
 

@@ -13,11 +13,12 @@ from ....core.constant import Constant
 from ....pipeline.cursor import Cursor, consume
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.tma import wait_read
-from ...wgmma import Wgmma, wait
+from ...wgmma import Wgmma
+from ...wgmma_order import wait
 from ..common.config import CONSUMERS, WARPGROUP
 from ..common.epilogue import store, to_smem
 from ..common.work import Sm90BackwardWork, StepCoord, warpgroup_steps
-from .config import Sm90WideContext
+from .context import Sm90WideContext
 from .share import DqShare
 
 

@@ -23,8 +23,8 @@ from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, Lane, consume
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES
-from ...wgmma import pin, wait
-from .config import Fp8Context
+from ...wgmma_order import pin, wait
+from .context import Fp8Context
 from .softmax import Fp8Softmax
 from .sums import PERIOD, NarrowSums, Sums
 

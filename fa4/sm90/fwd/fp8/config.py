@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ....fwd.launch import ForwardContext
 from ....fwd.variant import ForwardVariant, OutStore
-from ....pipeline.fragment import ROWS_PER_WARP
-from ....pipeline.roles import WARPS_PER_WARPGROUP
+from ....pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
 from ....pipeline.smem import Tile
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
 from ..config import BARRIER_BYTES
@@ -124,10 +122,3 @@ class Fp8Config(ForwardVariant):
         """O += P V of half a block, P from registers."""
         v = SmemOperand(self.v_tile, Major.K, self.stages, self.v_tile.nbytes)
         return Wgmma(self.operand_dtype, n=self.head_dim_v, k=self.half_n, b=v)
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Context(ForwardContext):
-    """Arguments of a role's body."""
-
-    cfg: Fp8Config

@@ -14,7 +14,8 @@ from ....pipeline.channels import By, Carries, Channel, ChannelTable, Every
 from ....pipeline.roles import WARPS_PER_WARPGROUP, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import Fp8Config, Fp8Context
+from .config import Fp8Config
+from .context import Fp8Context
 from .load import load
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
-from ....core.sequence import Rows, sequence_matrix
+from ....core.rows import Rows
+from ....core.sequence import sequence_matrix
 from ....fwd.device.load import load_qkv
 from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor, Lane, produce
 from ....pipeline.tma import tma_load, tma_load_panel
-from .config import Fp8Context
+from .context import Fp8Context
 
 
 @cute.jit

@@ -7,9 +7,10 @@ import functools
 import torch
 from torch import Tensor
 
+from ....core.program import ProgramRef
 from ....fwd import plan as forward
-from ....fwd.kernels import transpose
 from ....fwd.l2_groups import l2_groups
+from ....fwd.launchers import TRANSPOSE, TRANSPOSED_KEYS, TransposeConfig
 from ....fwd.plan import LaunchSizes, Scalars
 from ....fwd.variant import RESCALE_THRESHOLD_8BIT
 from ....mods.ir.record import Mods
@@ -19,7 +20,6 @@ from ....runtime.memory import empty
 from ....runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
 from ..tiles import ForwardTiles
 from .config import Fp8Config
-from .kernel import KERNEL
 
 TILE_N = 128
 LINE = 8  # of narrow heads, where exponentials take twice the cycles of the products
@@ -28,7 +28,7 @@ LINE = 8  # of narrow heads, where exponentials take twice the cycles of the pro
 class Fp8Forward(forward.ForwardDirection[Fp8Config]):
     """Forward plan on sm_90 of e4m3 q, k and v. Its tiles have no table, so none replace them."""
 
-    kernel = KERNEL
+    kernel = ProgramRef[Fp8Config]("sm90.fp8", "fa4.sm90.fwd.fp8.kernel")
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: None = None) -> None:
         widest = max(spec.head_dim, spec.head_dim_v)
@@ -54,7 +54,7 @@ class Fp8Forward(forward.ForwardDirection[Fp8Config]):
     ) -> None:
         v = inputs.v.view(torch.uint8)
         batch, keys, heads, columns = v.shape
-        padded = -(-keys // transpose.MULTIPLE) * transpose.MULTIPLE
+        padded = -(-keys // TRANSPOSED_KEYS) * TRANSPOSED_KEYS
         by_column = empty((batch, heads, columns, padded), torch.uint8, v.device)
         self._transpose(v, by_column, inputs.seqused_k)
         super().launch(inputs._replace(v=by_column.transpose(1, 2)), out, lse, mods, cache)
@@ -65,7 +65,7 @@ class Fp8Forward(forward.ForwardDirection[Fp8Config]):
 
     @functools.cached_property
     def _transpose(self) -> jit.Launcher:
-        return transpose.launcher(transpose.TransposeConfig(self.cfg.head_dim_v, self.cfg.has_seqused_k), self.chip)
+        return TRANSPOSE.launcher(TransposeConfig(self.cfg.head_dim_v, self.cfg.has_seqused_k), self.chip)
 
 
 class Plan(plan.ForwardBackwardPlan):

@@ -12,7 +12,7 @@ from ....core.vec_io import add_f16x2, as_float, bits, floats_of_f16x2, pack_f16
 from ....fwd.device.softmax import BlockScores, Softmax, reduce_in_chains
 from ....fwd.device.work import Work
 from ....pipeline.fragment import ROWS_PER_THREAD, row_registers
-from .config import Fp8Context
+from .context import Fp8Context
 
 WORD = 4  # numbers of P that a thread packs into a word
 

@@ -18,10 +18,12 @@ from ....fwd.device.output import out_to_global, zeros_to_global
 from ....fwd.device.softmax import BlockScores, Softmax, reduce_in_chains, rescale
 from ....fwd.device.work import Work, work_tile
 from ....pipeline.cursor import Cursor, Lane, consume, produce
-from ....pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, pack_pairs, row_registers
-from ....pipeline.roles import WARPS_PER_WARPGROUP
-from ...wgmma import ROWS, wait
-from .config import CONSUMERS, WidestContext
+from ....pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, pack_pairs, row_registers
+from ....pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
+from ...wgmma import ROWS
+from ...wgmma_order import wait
+from .config import CONSUMERS
+from .context import WidestContext
 from .exchange import Exchange
 from .load import nth_block
 

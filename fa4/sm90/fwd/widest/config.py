@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ....fwd.launch import ForwardContext
 from ....fwd.variant import ForwardVariant, OutStore
 from ....pipeline.smem import Tile
 from ...wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
@@ -138,10 +137,3 @@ class Sm90WidestConfig(ForwardVariant):
         """Groups of keys in a part of V."""
         count = KEYS_OF_V // K_PER_MMA
         return range(part * count, (part + 1) * count)
-
-
-@dataclass(frozen=True, slots=True)
-class WidestContext(ForwardContext):
-    """Arguments of a role's body."""
-
-    cfg: Sm90WidestConfig

@@ -9,12 +9,12 @@ from cutlass import Float32, Int32
 from ....core.constant import Constant
 from ....core.vec_io import bits, load_floats
 from ....pipeline.cursor import Cursor
-from ....pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, store_matrices
-from ....pipeline.roles import WARP, WARPS_PER_WARPGROUP
+from ....pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, row_in_warp, store_matrices
+from ....pipeline.roles import ROWS_PER_WARP, WARP, WARPS_PER_WARPGROUP
 from ....pipeline.smem import PANEL_ROW_BYTES
 from ....pipeline.tma import bulk_copy_to, store_to
 from ...wgmma import ROWS
-from .config import WidestContext
+from .context import WidestContext
 
 FIRST_BARRIER = 1  # of the named barriers of consumers; barrier 0 is the CTA barrier
 ROW_BYTES = 4  # of a value of a row

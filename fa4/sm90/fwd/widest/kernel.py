@@ -18,7 +18,8 @@ from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Clus
 from ....pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import CONSUMERS, STAGES_OF_MAXIMA, Sm90WidestConfig, WidestContext
+from .config import CONSUMERS, STAGES_OF_MAXIMA, Sm90WidestConfig
+from .context import WidestContext
 from .load import load
 
 _END = CONSUMERS * WARPS_PER_WARPGROUP

@@ -10,14 +10,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ....core.sequence import clamp_tile
+from ....core.rows import clamp_tile
 from ....fwd.device.load import load_q
 from ....fwd.device.work import Work, work_tile
 from ....pipeline.cursor import Cursor, Lane, produce
 from ....pipeline.ends import Stage
 from ....pipeline.smem import Tile
 from ....pipeline.tma import tma_load_panel
-from .config import CONSUMERS, KEYS_OF_V, WidestContext
+from .config import CONSUMERS, KEYS_OF_V
+from .context import WidestContext
 
 
 @cute.jit

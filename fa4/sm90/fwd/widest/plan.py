@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....core.program import ProgramRef
 from ....fwd import plan as forward
 from ....fwd.consumers import packed_heads_of_one
 from ....fwd.l2_groups import l2_group_of_single
@@ -12,7 +13,6 @@ from ....runtime.device import Chip
 from ....runtime.spec import AttentionSpec, ProblemSize
 from ...wgmma import ROWS
 from .config import CONSUMERS, TILE_N, Sm90WidestConfig
-from .kernel import KERNEL
 
 RESCALE_THRESHOLD = 8.0
 L2_SHARE = 0.5  # for K and V; the rest is for Q and O
@@ -21,7 +21,7 @@ L2_SHARE = 0.5  # for K and V; the rest is for Q and O
 class WidestForward(forward.ForwardDirection[Sm90WidestConfig]):
     """Forward plan on sm_90 of head dims above 256. Its tiles have no table, so none replace them."""
 
-    kernel = KERNEL
+    kernel = ProgramRef[Sm90WidestConfig]("sm90.widest", "fa4.sm90.fwd.widest.kernel")
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: None = None) -> None:
         is_short = 2 * extent.max_seqlen_q <= CONSUMERS * ROWS and not spec.has_blocks

@@ -1,0 +1,16 @@
+"""Context of the roles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..common.context import Sm90StepsContext
+from .config import Sm90WideConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90WideContext(Sm90StepsContext):
+    """Arguments of a role's body."""
+
+    cfg: Sm90WideConfig
+    ds_written: int = 4  # named barrier
