@@ -73,8 +73,8 @@ def asked(monkeypatch, tmp_path) -> list[str]:
 
     entries = []
 
-    def through_disk(directory, full_key, build):
-        entries.append(jit._entry(directory, full_key).name)
+    def through_disk(directory, full_key, build, names):
+        entries.append(jit._entry(directory, full_key).stem)
         return lambda *arguments: None
 
     forget_calls()

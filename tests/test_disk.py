@@ -27,6 +27,13 @@ def an_entry(root, number, days=0.0, size=1000, folder="f" * 16):
     return path
 
 
+def export_nothing(kernel, directory, full_key, names):
+    """An empty entry in place of a kernel."""
+    entry = jit._entry(directory, full_key)
+    entry.write_bytes(b"")
+    return entry
+
+
 def left(root):
     return [int(entry.path.name[:32], 16) for entry in disk.entries(root)]
 
@@ -131,7 +138,7 @@ def test_processes_that_remove_and_a_process_that_compiles(tmp_path, monkeypatch
     pruners = [subprocess.Popen([sys.executable, "-c", _PRUNER, str(tmp_path)]) for _ in range(2)]
     rounds = 0
     while any(process.poll() is None for process in pruners):
-        assert jit._through_disk(folder, ("key", rounds % 3), Kernel) == b"whole"
+        assert jit._through_disk(folder, ("sm_80", False, ("key", rounds % 3)), Kernel) == b"whole"
         rounds += 1
     assert rounds > 10 and not any(process.returncode for process in pruners)
 
@@ -165,7 +172,7 @@ def test_a_root_is_tended_once_a_day_unless_it_was_compiled_ahead(tmp_path, monk
 
 def test_a_wrong_limit_is_warned_of_once_and_the_kernel_is_kept(tmp_path, monkeypatch):
     """It was taken for a kernel that could not be kept, which was built twice."""
-    monkeypatch.setattr(jit, "_export", lambda kernel, entry: entry.write_bytes(b""))
+    monkeypatch.setattr(jit, "_export", export_nothing)
     monkeypatch.setattr(jit, "_load", lambda entry: entry.name)
     monkeypatch.setattr(jit, "fingerprint", lambda: "f" * 16)
     folder, built = tmp_path / ("f" * 16), []
@@ -174,7 +181,7 @@ def test_a_wrong_limit_is_warned_of_once_and_the_kernel_is_kept(tmp_path, monkey
     monkeypatch.setenv("FA4_CACHE_DAYS", "abc")
     with pytest.warns(UserWarning, match="removes no .* FA4_CACHE_DAYS is 'abc', expected a number of 0 or") as warned:
         for number in range(3):
-            jit._through_disk(folder, ("key", number), lambda: built.append("kernel"))
+            jit._through_disk(folder, ("sm_80", False, ("key", number)), lambda: built.append("kernel"))
     assert len(warned) == 1 and len(built) == 3 and old.exists()
     monkeypatch.delenv("FA4_CACHE_DAYS")
     disk.prune_daily(tmp_path)
@@ -232,7 +239,7 @@ def test_a_kernel_on_disk_does_not_wait_for_a_compilation(tmp_path, monkeypatch)
     monkeypatch.setattr(jit, "_launchers", {})
     monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
     monkeypatch.setattr(jit, "fingerprint", lambda: "another")
-    monkeypatch.setattr(jit, "_export", lambda kernel, entry: entry.write_bytes(b""))
+    monkeypatch.setattr(jit, "_export", export_nothing)
     monkeypatch.setattr(jit, "_load", lambda entry: entry.name)
     chip, inside, leave, built = chip_by_number(80), threading.Event(), threading.Event(), []
     jit.compiled(("there",), object, chip)

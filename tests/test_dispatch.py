@@ -13,7 +13,7 @@ import fa4
 from fa4.mods.frontend.trace import trace_score
 from fa4.mods.ir.record import ModSpec
 from fa4.oracle.cases import Case, make
-from fa4.runtime import device, dispatch, env
+from fa4.runtime import device, dispatch, env, toolchain
 from fa4.runtime.chips import CHIPS
 from fa4.runtime.device import Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
 from fa4.runtime.dispatch import Backend, HeadDims, NoBackend
@@ -345,12 +345,12 @@ def test_a_new_major_version_gets_what_the_compiler_calls_it(monkeypatch):
 
 def test_thor_needs_the_build_for_cuda_13(monkeypatch):
     """The build for CUDA 12 calls it sm_101 in the code."""
-    monkeypatch.setattr(device, "_dsl_toolkit", lambda: 12)
+    monkeypatch.setattr(toolchain, "toolkit", lambda: 12)
     with pytest.raises(NoTarget, match=r"for sm_110 CuTe DSL must be built for CUDA 13: .*'fa4-kernels\[cu13\]'"):
         target_for.__wrapped__(110)
-    monkeypatch.setattr(device, "_dsl_toolkit", lambda: 13)
+    monkeypatch.setattr(toolchain, "toolkit", lambda: 13)
     assert target_for.__wrapped__(110) == "sm_110a" and target_for.__wrapped__(112) == "sm_110"
-    monkeypatch.setattr(device, "_dsl_toolkit", lambda: 0)  # nobody else asks
+    monkeypatch.setattr(toolchain, "toolkit", lambda: 0)  # nobody else asks
     assert target_for.__wrapped__(100) == "sm_100a" and target_for.__wrapped__(88) == "sm_80"
 
 

@@ -20,7 +20,7 @@ from warpcheck.errors import EmulationError
 
 import fa4
 from fa4.emulator import emulate
-from fa4.runtime import disk, jit
+from fa4.runtime import disk, jit, toolchain
 from fa4.runtime.device import chip_by_number, chip_of
 
 pytest.importorskip("cutlass", reason="compiling kernels needs CuTe DSL, which is installed on Linux only")
@@ -32,7 +32,7 @@ _CHIP = chip_by_number(80)
 # A process that compiles a kernel for a real chip and one for an emulated chip, and prints what it had to build.
 _PROCESS = """
 import torch
-from fa4.runtime import disk, jit
+from fa4.runtime import disk, jit, toolchain
 from fa4.runtime.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from tests.compiled_for import scale_kernel
@@ -111,8 +111,9 @@ def test_a_broken_entry_is_replaced(monkeypatch, tmp_path):
         return len(built)
 
     assert [builds_so_far(), builds_so_far()] == [1, 1]
-    (entry,) = tmp_path.glob("*.o")
+    (entry,) = (path for path in tmp_path.iterdir() if path.suffix in (".o", ".so"))
     good = entry.read_bytes()
+    entry.unlink()  # this process has mapped it
     entry.write_bytes(good[: len(good) // 2])
     assert [builds_so_far(), builds_so_far()] == [2, 2]
 
@@ -213,10 +214,10 @@ def test_host_code_is_made_for_the_object_file_alone(monkeypatch, tmp_path, load
     def build():
         return jit.compile_kernel(print, chip=chip_by_number(90))
 
-    jit._through_disk(tmp_path, ("kept",), build)
+    jit._through_disk(tmp_path, ("sm_80", False, ("kept",)), build)
     assert asked == [True]
     with pytest.warns(UserWarning, match="full"):
-        jit._through_disk(tmp_path, ("not kept",), build)
+        jit._through_disk(tmp_path, ("sm_80", False, ("not kept",)), build)
     assert asked == [True, True, False]
     jit.DryRun(tmp_path).compile(("sm_90a", False, ("dry",)), build)
     assert asked == [True, True, False, True]
@@ -263,14 +264,17 @@ def test_a_disk_without_locks_still_keeps_kernels(monkeypatch, tmp_path, loaded)
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert jit._through_disk(tmp_path, ("k",), Kernel) == ("loaded", b"half")
-    assert jit._through_disk(tmp_path, ("k",), lambda: pytest.fail("built twice")) == ("loaded", b"half")
+    assert jit._through_disk(tmp_path, ("sm_80", False, ("k",)), Kernel) == ("loaded", b"half")
+    assert jit._through_disk(tmp_path, ("sm_80", False, ("k",)), lambda: pytest.fail("built twice")) == (
+        "loaded",
+        b"half",
+    )
 
 
 def test_a_full_disk_costs_a_warning_and_leaves_nothing_behind(tmp_path, loaded):
     kernel = Kernel(OSError(errno.ENOSPC, "No space left on device"))
     with pytest.warns(UserWarning, match="No space left"):
-        assert jit._through_disk(tmp_path, ("k",), lambda: kernel) is kernel
+        assert jit._through_disk(tmp_path, ("sm_80", False, ("k",)), lambda: kernel) is kernel
     assert not list(tmp_path.glob("*.o"))
 
 
@@ -279,12 +283,12 @@ def test_a_directory_that_cannot_be_written_costs_a_warning(tmp_path, loaded):
     file.write_text("no directory: neither lock nor entry can be made in it")
     kernel = Kernel()
     with pytest.warns(UserWarning, match="could not keep"):
-        assert jit._through_disk(file, ("k",), lambda: kernel) is kernel
+        assert jit._through_disk(file, ("sm_80", False, ("k",)), lambda: kernel) is kernel
 
 
 def test_an_error_of_the_build_is_not_swallowed(tmp_path, loaded):
     with pytest.raises(ZeroDivisionError):
-        jit._through_disk(tmp_path, ("k",), lambda: 1 / 0)
+        jit._through_disk(tmp_path, ("sm_80", False, ("k",)), lambda: 1 / 0)
 
 
 def test_the_lock_keeps_others_out(tmp_path):
@@ -351,13 +355,19 @@ def test_the_fingerprint_is_blind_to_host_code(package):
 
 
 @pytest.mark.parametrize("name", ["apache-tvm-ffi", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base"])
-def test_the_fingerprint_knows_the_compilers_versions(monkeypatch, package, name):
+def test_the_fingerprint_knows_the_compilers_versions(monkeypatch, package, tmp_path, name):
     before = package.fingerprint()
-    other = SimpleNamespace(metadata={"Name": name}, version="0.0.0")
-    rest = [x for x in importlib.metadata.distributions() if x.metadata["Name"] != name]
-    assert len(rest) < len(list(importlib.metadata.distributions())), f"{name} is not what the package is called"
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: [*rest, other])
-    assert package.fingerprint() != before
+    assert dict(toolchain.versions())[name] == importlib.metadata.version(name)
+    (tmp_path / f"{name.replace('-', '_')}-0.0.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(toolchain, "versions", toolchain.versions.__wrapped__)
+    assert dict(toolchain.versions())[name] == "0.0.0" and package.fingerprint() != before
+
+
+def test_the_toolkit_is_the_compilers():
+    from cutlass.base_dsl.version_info import CUDA_VERSION
+
+    assert toolchain.toolkit() == CUDA_VERSION.major and toolchain.runtime_library().is_file()
 
 
 def test_the_fingerprint_knows_the_compilers_settings(monkeypatch, package):

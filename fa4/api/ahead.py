@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..fwd.launchers import APPEND, AppendConfig
 from ..mods.ir.record import Mods, ModSpec
-from ..runtime import disk, jit, nvfp4, scaled_rows
+from ..runtime import disk, jit, linked, nvfp4, scaled_rows, toolchain
 from ..runtime.device import chip_by_number, chip_of, emulating
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, Operands, ProblemSize, Saved
 from ..torch_ops import low_precision, ops, run
@@ -76,7 +76,8 @@ def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict
     """Compile the kernels of a problem, forward and, if needed, backward (for out only, without dlse); return seconds
     by (target, key).
 
-    The directory is for FA4_CACHE_DIR: entries are in subdirectories by toolchain and source text.
+    The directory is for FA4_CACHE_DIR: entries are in subdirectories by toolchain and source text. It gets all that a
+    launch needs beside fa4, torch and tvm-ffi.
 
     Raises:
         NoBackend: no backend serves the problem on the chip.
@@ -84,8 +85,12 @@ def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict
     """
     chip = chip_by_number(problem.chip, sms=problem.sms)
     below = directory / jit.fingerprint()
-    below.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    jit.prepare(below)
     disk.keep(directory)
+    library = toolchain.runtime_library()
+    if library is not None:
+        linked.ship(below, library)
     with emulating(chip), jit.compile_only(below) as compiled, torch.no_grad():
         if isinstance(problem, AppendProblem):
             _run_append(problem)

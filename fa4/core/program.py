@@ -41,7 +41,7 @@ class Program(Constant, Generic[Cfg]):
 
     def launcher(self, cfg: Cfg, chip: Chip) -> jit.Launcher:
         """Return a launcher that takes the run-time arguments and runs on the caller's current stream."""
-        return jit.compiled(compile_key(self.name, cfg), functools.partial(self.compile, cfg, chip), chip)
+        return _compiled(self, cfg, chip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,12 @@ class ProgramRef(Generic[Cfg]):
         """Return a launcher, see `Program.launcher`."""
         if chip.emulated:
             return self.load().launcher(cfg, chip)  # which registers roles and barriers for reports
-        return jit.compiled(compile_key(self.name, cfg), functools.partial(self.compile, cfg, chip), chip)
+        return _compiled(self, cfg, chip)
+
+
+def _compiled(program: Program[Cfg] | ProgramRef[Cfg], cfg: Cfg, chip: Chip) -> jit.Launcher:
+    names = tuple(field.name for field in dataclasses.fields(cfg))  # type: ignore[arg-type]
+    return jit.compiled(compile_key(program.name, cfg), functools.partial(program.compile, cfg, chip), chip, names)
 
 
 def compile_key(name: str, cfg: Any) -> tuple:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..fwd.launchers import JOIN, JoinConfig, can_join
 from ..runtime.device import chip_of, sharing
+from ..runtime.jit import can_run_kernels
 from ..runtime.spec import Saved, compute_dtype
 from .group_rank import GroupRank, RingExchange
 from .parts import ChunkCall, Parts
@@ -66,7 +67,7 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Merge a part into out and lse in place, as `fa4.merge_states`; padding rows of the part are zeros. A kernel needs
     one pass over memory; torch operators, where no kernel can be compiled, need several."""
     chip = chip_of(out.device)
-    if chip.compiles and can_join(part):
+    if can_run_kernels(chip) and can_join(part):
         kernel = JOIN.launcher(JoinConfig(part.dtype, out.dtype, part.shape[-1]), chip)
         packed = out.ndim == 3  # a batch of one
         with torch.cuda.device_of(out):

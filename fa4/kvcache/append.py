@@ -16,6 +16,7 @@ from torch import Tensor
 from ..fwd.launchers import APPEND, AppendConfig
 from ..runtime import nvfp4, recording, scaled_rows
 from ..runtime.device import Chip, chip_of
+from ..runtime.jit import can_run_kernels
 from ..runtime.memory import maker
 from ..runtime.spec import Cache, compute_dtype
 from ..torch_ops.run.prepare import device_to_enter, is_other_device
@@ -29,7 +30,7 @@ class Append:
 
     def __init__(self, a: AppendArguments) -> None:
         chip, least = chip_of(a.q.device), 80 if a.converted_dtype in (None, torch.int8) else 89
-        by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and chip.compiles
+        by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and can_run_kernels(chip)
         self._launch = _launcher(a, chip) if by_kernel else None
         device = a.q.device
         self._device = device_to_enter(device)

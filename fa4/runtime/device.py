@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import toolchain
 from .chips import CHIPS
 
 
@@ -33,7 +34,7 @@ def target_for(number: int) -> str:
     family = sorted(listed for listed in CHIPS if listed // 10 == number // 10 and listed <= number)
     if family:
         facts = CHIPS.get(number, CHIPS[family[0]])
-        if facts.toolkit > 12 and _dsl_toolkit() < facts.toolkit:
+        if facts.toolkit > 12 and toolchain.has_compiler() and toolchain.toolkit() < facts.toolkit:
             raise NoTarget(
                 f"for sm_{number} CuTe DSL must be built for CUDA {facts.toolkit}: pip install 'fa4-kernels[cu13]'"
             )
@@ -41,15 +42,6 @@ def target_for(number: int) -> str:
     if number > 80 and f"sm_{number}" in _dsl_targets():
         return f"sm_{number}"
     raise NoTarget(f"the installed CuTe DSL compiles nothing that runs on sm_{number}")
-
-
-def _dsl_toolkit() -> int:
-    """Return the major CUDA version that CuTe DSL was built with; 0 without CuTe DSL, which this imports."""
-    try:
-        from cutlass.base_dsl.version_info import CUDA_VERSION
-    except ImportError:
-        return 0
-    return CUDA_VERSION.major
 
 
 def _dsl_targets() -> frozenset[str]:

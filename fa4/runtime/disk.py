@@ -1,9 +1,10 @@
 """Disk cache of compiled kernels: ownership, locks and removal.
 
-A root holds a folder per toolchain and source text (16 hex digits). A folder holds entries (32 hex digits, `.o`), each
-with a lock file. Loading an entry runs its code, so no other user may be able to write one. An entry is looked up,
-compiled, loaded and removed under its lock. Entries that no process has loaded for some days are removed, then the
-least recently used until the rest fits. Nothing else in a root is removed.
+A root holds a folder per toolchain and source text (16 hex digits). A folder holds entries (32 hex digits, `.so`, or
+`.o` if they are not linked), each with a lock file, and what `manifest` and `linked` write. Loading an entry runs its
+code, so no other user may be able to write one. An entry is looked up, compiled, loaded and removed under its lock.
+Entries that no process has loaded for some days are removed, then the least recently used until the rest fits. Nothing
+else in a root is removed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from . import env
+from . import env, manifest
+from .toolchain import RUNTIME_LIBRARY
 
-_FOLDER, _ENTRY = re.compile(r"[0-9a-f]{16}"), re.compile(r"([0-9a-f]{32})(\.[0-9a-f]{32})?\.o")
+_FOLDER, _ENTRY = re.compile(r"[0-9a-f]{16}"), re.compile(r"([0-9a-f]{32})(\.[0-9a-f]{32})?\.(o|so)")
+_SUFFIXES = (".o", ".so")
+_BESIDE = {manifest.TOOLCHAIN, manifest.KERNELS, RUNTIME_LIBRARY}  # without entries of no use
 _DAY = 24 * 3600
 _KEPT, _TENDED = "kept", "tended"  # marker files in a root: no automatic removal; time of the last pruning
 
@@ -100,12 +104,15 @@ def used(entry: Path) -> None:
         os.utime(entry)
 
 
+def folders(root: Path) -> list[Path]:
+    """Return the folders of a root, one per toolchain and source text."""
+    return [folder for folder in _files(root) if _FOLDER.fullmatch(folder.name) and folder.is_dir()]
+
+
 def entries(root: Path) -> list[Entry]:
     """Return all entries of a root, the least recently used first."""
     found = []
-    for folder in root.iterdir() if root.is_dir() else ():
-        if not _FOLDER.fullmatch(folder.name) or not folder.is_dir():
-            continue
+    for folder in folders(root):
         for path in _files(folder):
             if _ENTRY.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):  # removed by another process
@@ -116,7 +123,7 @@ def entries(root: Path) -> list[Entry]:
 
 def _files(folder: Path) -> list[Path]:
     """Return the content of a folder, which another process may have removed."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return list(folder.iterdir())
     return []
 
@@ -152,10 +159,13 @@ def prune(root: Path, age: float, size: float) -> list[Entry]:
             remaining -= entry.size
     for folder in {entry.path.parent for entry in removed}:
         for lock in (path for path in _files(folder) if path.suffix == ".lock"):
-            if not any(path.suffix == ".o" and path.name.startswith(lock.stem) for path in _files(folder)):
+            if not any(path.suffix in _SUFFIXES and path.name.startswith(lock.stem) for path in _files(folder)):
                 with file_lock(lock, wait=False) as held:
                     if held:
                         lock.unlink(missing_ok=True)
+        if {path.name for path in _files(folder)} <= _BESIDE:
+            for path in _files(folder):
+                path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
     return removed

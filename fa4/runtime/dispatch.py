@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -15,11 +14,12 @@ from typing import Any
 
 import torch
 
-from . import limits, recording
+from . import jit, limits, recording
 from .device import Chip
 from .limits import Limit
 from .plan import Plan
 from .spec import MOST_KEYS_OF_8BIT_P, AttentionSpec, Feature, ProblemSize
+from .toolchain import COMPILER, is_installed
 
 _HALF = (torch.float16, torch.bfloat16)
 # Without them, numbers of 8 and 4 bits are dequantised before.
@@ -99,7 +99,9 @@ class Backend:
         elif self.requires and not chip.compiles:
             reasons.append(chip.no_target)
         reasons += [
-            f"needs the module {name}, which is not installed" for name in self.requires if not is_installed(name)
+            f"needs the module {name}, which is not installed"
+            for name in self.requires
+            if not (is_installed(name) or (name == COMPILER and jit.can_run_kernels(chip)))
         ]
         if spec.dtype not in self.dtypes:
             reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
@@ -121,7 +123,7 @@ class Backend:
 
 
 _LIMITS = limits.mod_limits, limits.block_limits, limits.captured_limits, limits.narrow_cache_limits
-_CUTE = ("cutlass.cute", "tvm_ffi")
+_CUTE = (COMPILER, "tvm_ffi")
 _WIDE = HeadDims(multiple=8, largest=256)
 _SM80 = Backend(
     name="sm80",
@@ -288,15 +290,6 @@ BACKENDS: tuple[Backend, ...] = (
 
 def _plan_class(module: str) -> type[Plan]:
     return importlib.import_module(module).Plan
-
-
-@functools.cache
-def is_installed(module: str) -> bool:
-    """Return whether a module can be imported."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package is missing, or another one has its name
-        return False
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -9,7 +9,8 @@ settings of the compiler and on the chip (see `fingerprint`), so a stale entry i
 written, read or locked costs time but never fails a call. Threads wait for each other if they need the same kernel, and
 while both compile: CuTe DSL compiles one kernel at a time in a process.
 
-CuTe DSL is imported on the first compile, never by importing this module.
+CuTe DSL is imported on the first compile, never by importing this module or by a launch of a kernel from disk (see
+`linked`). Where it is not installed, kernels come from a folder that fits this package's sources (see `manifest`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import contextlib
 import enum
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from . import disk, env
+from . import disk, env, linked, manifest, toolchain
 from .device import Chip, dry_run
 
 Launcher = Callable[..., None]
@@ -46,9 +46,8 @@ HOST_ONLY = (
     "kvcache", "masks.py", "oracle", "runtime/dispatch.py", "runtime/plan.py", "runtime/recording.py",
     "runtime/sequences.py", "scores.py", "torch_ops",
 )  # fmt: skip
-# The compiler's packages: each affects the code or its calling convention.
-_COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 _SYMBOL = "fa4_kernel"
+_TVM = "apache-tvm-ffi"
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, enum.Enum)
 
 _launchers: dict[tuple, Launcher] = {}
@@ -67,6 +66,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+class MissingKernel(RuntimeError):
+    """A kernel that a call needs is not on disk, and CuTe DSL, which would compile it, is not installed."""
+
+
 class DryRun:
     """Record of what `compile_only` compiled: seconds by (target, key)."""
 
@@ -74,14 +77,14 @@ class DryRun:
         self.seconds: dict[tuple, float] = {}
         self._directory = directory
 
-    def compile(self, full_key: tuple, build: Callable[[], Any]) -> Launcher:
+    def compile(self, full_key: tuple, build: Callable[[], Any], names: tuple[str, ...] = ()) -> Launcher:
         target, _, key = full_key
         if (target, key) not in self.seconds:
             started = time.perf_counter()
             with _for_export():
                 kernel = build()
             if self._directory is not None:
-                _export(kernel, _entry(self._directory, full_key))
+                _export(kernel, self._directory, full_key, names)
             self.seconds[target, key] = time.perf_counter() - started
         return lambda *arguments: None
 
@@ -101,7 +104,7 @@ def compile_only(directory: Path | None = None) -> Iterator[DryRun]:
         yield record
 
 
-def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
+def compiled(key: tuple, build: Callable[[], Any], chip: Chip, names: tuple[str, ...] = ()) -> Launcher:
     """Return the launcher for `key` on `chip`: from memory, from the disk cache, or freshly built.
 
     Args:
@@ -109,15 +112,17 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
         build: returns the result of `compile_kernel`. Called at most once per key and process, and once per key among
             the processes that share a disk cache; twice if that disk cannot be written.
         chip: where it will run. Emulated chips have separate entries: these call another runtime.
+        names: of the key's values after the first, for `manifest`.
 
     Raises:
+        MissingKernel: see there.
         TypeError: the key holds something else, a tensor for example.
         ValueError: nothing can be compiled for the chip.
     """
     full_key = (chip.target, chip.emulated, key)
     if chip.dry_run is not None:
         _check_plain(key)
-        return chip.dry_run.compile(full_key, build)
+        return chip.dry_run.compile(full_key, build, names)
     launcher = _launchers.get(full_key)
     if launcher is not None:
         return launcher
@@ -132,9 +137,12 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
     with _locks.setdefault(full_key, threading.RLock()):
         if full_key not in _launchers:
             directory = cache_directory()
-            _launchers[full_key] = (
-                build_alone() if directory is None else _through_disk(directory, full_key, build_alone)
-            )
+            if not toolchain.has_compiler():
+                _launchers[full_key] = _from_disk(directory, full_key, names)
+            else:
+                _launchers[full_key] = (
+                    build_alone() if directory is None else _through_disk(directory, full_key, build_alone, names)
+                )
         return _launchers[full_key]
 
 
@@ -220,50 +228,116 @@ def cache_directory() -> Path | None:
     """Return the directory of compiled kernels, or None if `FA4_CACHE=0` or no private directory is available.
 
     `FA4_CACHE_DIR`, else `$XDG_CACHE_HOME/fa4`, else `~/.cache/fa4`; in it one directory per toolchain and source text.
+    Without CuTe DSL, the newest of those with this package's sources and tvm-ffi, or None.
     See `fa4.runtime.disk` for permissions and removal.
     """
     if env.CACHE.get() == "0":
         return None
     try:
         root = cache_root()
+        if not toolchain.has_compiler():
+            return _directory_of_others(root)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk.check_private(root)
         directory = root / fingerprint()
-        directory.mkdir(mode=0o700, exist_ok=True)
+        prepare(directory)
     except (OSError, RuntimeError) as error:
         warnings.warn(f"fa4 keeps no compiled kernels on disk: {error}", stacklevel=2)
         return None
     return directory
 
 
+def prepare(directory: Path) -> None:
+    """Make the directory of this toolchain's kernels."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    library = toolchain.runtime_library()
+    facts = dict(_identity(), versions=dict(toolchain.versions()), cuda=toolchain.toolkit())
+    manifest.write_toolchain(directory, facts | dict(runtime_library=None if library is None else str(library)))
+
+
+def _identity() -> dict[str, str]:
+    """What must be the same where kernels are compiled and where they are launched."""
+    return dict(sources=sources_digest(), machine=platform.machine(), tvm_ffi=dict(toolchain.versions()).get(_TVM, ""))
+
+
+def _directory_of_others(root: Path) -> Path | None:
+    """Return the newest directory of a root that fits this package, for a process that compiles nothing."""
+    folders = disk.folders(root)
+    if folders:
+        disk.check_private(root)
+    wanted = _identity().items()
+    fitting = [folder for folder in folders if wanted <= manifest.toolchain(folder).items()]
+    return max(fitting, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def can_run_kernels(chip: Chip) -> bool:
+    """Whether kernels can be compiled for a chip, or a directory has some for this package."""
+    return chip.compiles and (toolchain.has_compiler() or cache_directory() is not None)
+
+
 def _entry(directory: Path, full_key: tuple) -> Path:
+    """Return the entry of a key as an object file; linked, it has another suffix."""
     return directory / (hashlib.sha256(repr(full_key).encode()).hexdigest()[:32] + ".o")
 
 
-def _export(kernel: Any, entry: Path) -> None:
-    """Write the file under another name and move it, so that readers never see a part of it."""
-    temporary = entry.with_suffix(f".{uuid.uuid4().hex}.o")  # unique among hosts and processes
+def _export(kernel: Any, directory: Path, full_key: tuple, names: tuple[str, ...] = ()) -> Path:
+    """Write an entry, linked if possible, and return it. Emulated kernels are not linked: they call another runtime.
+
+    The file is written under another name and moved, so that readers never see a part of it.
+    """
+    entry, unique = _entry(directory, full_key), uuid.uuid4().hex  # among hosts and processes
+    exported, library = (entry.with_suffix(f".{unique}{suffix}") for suffix in (".o", linked.SUFFIX))
     try:
-        kernel.export_to_c(str(temporary), _SYMBOL)
-        temporary.replace(entry)
+        kernel.export_to_c(str(exported), _SYMBOL)
+        runtime = None if full_key[1] else _runtime_library(directory)
+        if runtime is not None and linked.link(exported, library, runtime):
+            exported.unlink()
+            exported, entry = library, entry.with_suffix(linked.SUFFIX)
+        exported.replace(entry)
+        manifest.add(directory, manifest.Kernel.of(entry.stem, full_key, names))
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        for temporary in (exported, library):
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+    return entry
 
 
-def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) -> Launcher:
-    entry = _entry(directory, full_key)
+def _from_disk(directory: Path | None, full_key: tuple, names: tuple[str, ...]) -> Launcher:
+    """Return the launcher of a kernel that another process compiled."""
+    wanted = manifest.Kernel.of("", full_key, names)
+    needed = f"a kernel of {wanted.program} for {wanted.target}, and CuTe DSL, which compiles it, is not installed"
+    if directory is None:
+        raise MissingKernel(f"this call needs {needed}; no compiled kernels of this version are in {cache_root()}")
+    error: Exception | None = None
+    entry = _entry(directory, full_key).with_suffix(linked.SUFFIX)
+    if entry.exists():
+        try:
+            launcher = _load(entry)
+            disk.used(entry)
+            return launcher
+        except Exception as failure:
+            error = failure
+    why = manifest.why_missing(directory, wanted) if error is None else str(error)
+    if error is None and entry.with_suffix(".o").exists():
+        why = "its kernel is not linked: no linker was where it was compiled"
+    raise MissingKernel(f"this call needs {needed}. In {directory}: {why}") from error
+
+
+def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any], names: tuple[str, ...] = ()) -> Launcher:
+    exported = _entry(directory, full_key)
     # One lock across check, compile and export: of N ranks that start together, one compiles, the rest load.
-    with disk.file_lock(disk.lock_of(entry)):
-        with contextlib.suppress(Exception):  # a missing or unloadable entry is a miss, replaced below
-            if entry.exists():
-                launcher = _load(entry)
-                disk.used(entry)
-                return launcher
+    with disk.file_lock(disk.lock_of(exported)):
+        for entry in (exported.with_suffix(linked.SUFFIX), exported):
+            with contextlib.suppress(Exception):  # a missing or unloadable entry is a miss, replaced below
+                if entry.exists():
+                    launcher = _load(entry)
+                    disk.used(entry)
+                    return launcher
+        _warn_of_miss(directory, full_key, names)
         with _for_export():
             kernel = build()
         try:
-            _export(kernel, entry)
+            entry = _export(kernel, directory, full_key, names)
             if directory.name == fingerprint():
                 disk.prune_daily(directory.parent)
             return _load(entry)  # same path as a warm start; this launcher has less Python overhead
@@ -272,7 +346,24 @@ def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) ->
         return build()  # again, for this process
 
 
+def _warn_of_miss(directory: Path, full_key: tuple, names: tuple[str, ...]) -> None:
+    """Warn of a kernel that a directory of kernels compiled ahead of time lacks."""
+    if disk.is_kept(directory.parent) and not full_key[1]:
+        wanted = manifest.Kernel.of("", full_key, names)
+        why = manifest.why_missing(directory, wanted)
+        warnings.warn(f"fa4 compiles {wanted.program}, which {directory} lacks: {why}", stacklevel=2)
+
+
+def _runtime_library(directory: Path) -> Path | None:
+    return manifest.runtime_library(directory) or toolchain.runtime_library()
+
+
 def _load(entry: Path) -> Launcher:
+    if entry.suffix == linked.SUFFIX:
+        runtime = _runtime_library(entry.parent)
+        if runtime is None:
+            raise OSError(f"{toolchain.RUNTIME_LIBRARY} is neither in {entry.parent} nor installed")
+        return linked.load(entry, _SYMBOL, runtime)
     from cutlass.cute.runtime import load_module
 
     return getattr(load_module(str(entry), enable_tvm_ffi=True), _SYMBOL)
@@ -285,19 +376,22 @@ def fingerprint() -> str:
     The text of every source file that is not `HOST_ONLY` and of warpcheck's runtime, versions of CuTe DSL and of
     tvm-ffi, the CUDA toolkit, the machine, and every DSL setting in the environment.
     """
-    from cutlass.base_dsl.version_info import CUDA_VERSION
-
-    versions = sorted(
-        f"{name} {package.version}"
-        for package in importlib.metadata.distributions()
-        if (name := (package.metadata["Name"] or "").lower()).startswith(_COMPILER)
-    )
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
-    digest = hashlib.sha256(repr((versions, str(CUDA_VERSION), platform.machine(), settings)).encode())
+    facts = toolchain.versions(), toolchain.toolkit(), platform.machine(), settings, sources_digest()
     runtime = _emulator_runtime()
-    for root, sources in ((_PACKAGE, device_sources()), (runtime, _texts(runtime) if runtime else [])):
-        for source in sources:
-            digest.update(os.path.relpath(source, root).encode() + b"\0" + source.read_bytes() + b"\0")
+    emulator = _digest(runtime, _texts(runtime)) if runtime else ""
+    return hashlib.sha256(repr((*facts, emulator)).encode()).hexdigest()[:16]
+
+
+def sources_digest() -> str:
+    """Return a digest of this package's part of the fingerprint."""
+    return _digest(_PACKAGE, device_sources())
+
+
+def _digest(root: Path, sources: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(os.path.relpath(source, root).encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
