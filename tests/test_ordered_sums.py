@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
-from fa4.bwd.kernels.ordered_sums import OrderedSums, OrderedSumsConfig, launcher
+from fa4.bwd.launchers import ORDERED_SUMS, OrderedSumsConfig
 from fa4.emulator import emulate
 from fa4.runtime.device import chip_of
 
@@ -30,5 +30,7 @@ def test_sums_have_the_bits_of_a_loop(chip, dtype, columns, seed):
         for i in range(starts[key], starts[key + 1]):
             expected[key] += rows[order[i]].float()
     with emulate(chip, sms=2, seed=seed):
-        launcher(OrderedSumsConfig(dtype, columns), chip_of(rows.device))(OrderedSums(rows, order.int(), starts, total))
+        ORDERED_SUMS.launcher(OrderedSumsConfig(dtype, columns), chip_of(rows.device))(
+            (rows, order.int(), starts, total)
+        )
     assert torch.equal(total, expected), f"seed {seed}"

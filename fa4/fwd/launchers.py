@@ -108,3 +108,22 @@ class AppendConfig:
 
 APPEND = ProgramRef[AppendConfig]("append", "fa4.fwd.kernels.append")
 """Its launcher takes a `kernels.append.AppendTensors`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectConfig:
+    """granularity, causal: of a `sparse.selection.Rule`. per_head: rows are of k with its heads flattened into rows."""
+
+    granularity: int
+    causal: bool
+    has_window: bool
+    has_counts: bool
+    packed_q: bool
+    packed_k: bool
+    has_used: bool
+    page_size: int | None
+    per_head: bool
+
+
+SELECT = ProgramRef[SelectConfig]("select_rows", "fa4.fwd.kernels.select")
+"""Its launcher takes a `kernels.select.SelectTensors` and a `kernels.select.SelectNumbers`."""

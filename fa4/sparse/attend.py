@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..bwd.launchers import ORDERED_SUMS, OrderedSumsConfig
+from ..fwd.launchers import SELECT, SelectConfig
 from ..kvcache import flash_attn_with_kvcache
 from ..runtime.device import chip_of
+from ..runtime.jit import can_run_kernels
 from ..runtime.spec import AttentionInputs, Flags, Saved, compute_dtype
 from ..torch_ops import ops
 from ..torch_ops.autograd import second_derivative
@@ -90,8 +93,6 @@ class Pattern(NamedTuple):
 def _rows_by_kernel(
     indices: Tensor, counts: Tensor | None, rule: Rule, layout: Layout, keep: int, first: int, heads: Heads
 ) -> tuple[Tensor, Tensor]:
-    from ..fwd.kernels.select import SelectConfig, SelectNumbers, SelectTensors, launcher  # needs CuTe DSL
-
     cfg = SelectConfig(
         rule.granularity, rule.causal, rule.window is not None, counts is not None, layout.cu_seqlens_q is not None,
         layout.cu_seqlens_k is not None, layout.seqused_k is not None, layout.page_size, heads.lists > 1,  # type: ignore[arg-type]
@@ -99,10 +100,10 @@ def _rows_by_kernel(
     rows = indices.new_empty(*indices.shape[:2], keep)
     kept = indices.new_empty(indices.shape[:2])
     of_layout = layout.cu_seqlens_q, layout.cu_seqlens_k, layout.seqused_k, layout.page_table
-    tensors = SelectTensors(indices, counts, *of_layout, rows, kept)
-    numbers = SelectNumbers(first, layout.queries, layout.keys, rule.window or 0, heads.key)
+    tensors = (indices, counts, *of_layout, rows, kept)
+    numbers = (first, layout.queries, layout.keys, rule.window or 0, heads.key)
     with prepare.on_device(indices.device):
-        launcher(cfg, chip_of(indices.device))(tensors, numbers)
+        SELECT.launcher(cfg, chip_of(indices.device))(tensors, numbers)
     return rows, kept
 
 
@@ -111,7 +112,7 @@ def _has_kernel(q: Tensor, backend: str) -> bool:
     if backend == "torch" or torch.compiler.is_compiling():
         return False
     chip = chip_of(q.device)
-    return chip.number >= 80 and chip.compiles
+    return chip.number >= 80 and can_run_kernels(chip)
 
 
 def attend(
@@ -237,8 +238,6 @@ def _add_in_order(totals: list[Tensor], rows: Tensor, count: Tensor, gradients: 
     totals: (rows, key/value heads of a list, columns) float32. rows, count: see `Pattern.rows`. gradients: a row for
     each entry of the lists; those of entries that are not used are not read.
     """
-    from ..bwd.kernels.ordered_sums import OrderedSums, OrderedSumsConfig, launcher  # needs CuTe DSL
-
     keys = totals[0].shape[0]
     is_used = torch.arange(rows.shape[-1], device=rows.device) < count[..., None]
     numbers, order = torch.where(is_used, rows, keys).flatten().sort(stable=True)
@@ -248,7 +247,7 @@ def _add_in_order(totals: list[Tensor], rows: Tensor, count: Tensor, gradients: 
     with prepare.on_device(rows.device):
         for total, x in zip(totals, gradients):
             cfg = OrderedSumsConfig(x.dtype, x.shape[-1])
-            launcher(cfg, chip_of(x.device))(OrderedSums(x, order.int(), starts, total))  # type: ignore[arg-type]
+            ORDERED_SUMS.launcher(cfg, chip_of(x.device))((x, order.int(), starts, total))
 
 
 def _with_sink(out: Tensor, lse: Tensor, sink: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..runtime import dispatch
+from ..runtime import dispatch, toolchain
 from ..runtime.device import chip_of
 from ..runtime.plan import Layout
 from ..runtime.spec import AttentionSpec, Flags, Saved
@@ -30,7 +30,12 @@ def backend_of(q: Tensor, k: Tensor, v: Tensor, group: int, flags: Flags) -> str
     columns, heads = (q.shape[-1], v.shape[-1]), (q.shape[-2], k.shape[-2])
     spec = AttentionSpec(q.dtype, *columns, *heads, flags.softmax_scale, needs_backward=True)
     backend = dispatch.select(spec, chip_of(q.device), flags.backend).name
-    if backend not in _MODULES or not _kernels(backend).serves(q.dtype, *columns, group, flags.deterministic):
+    has_device_code = torch.compiler.is_compiling() or toolchain.has_compiler()  # which their plans import
+    if (
+        backend not in _MODULES
+        or not has_device_code
+        or not _kernels(backend).serves(q.dtype, *columns, group, flags.deterministic)
+    ):
         return None
     return backend
 

@@ -5,13 +5,10 @@ A warp has a key and a head, and 16 bytes of each row per lane. It loads several
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-import torch
 from cutlass import Float32, Int32
 
 from ...core.program import Program
@@ -19,24 +16,10 @@ from ...core.sequence import align_strides
 from ...core.vec_io import bits, load_floats, load_halves, store_vec
 from ...pipeline.roles import WARP
 from ...runtime import jit
-from ...runtime.device import Chip
+from ..launchers import OrderedSumsConfig
 
 _WARPS = 8  # of a CTA
 _AHEAD = 8  # rows in flight
-_BYTES = 16  # of a row per lane and load
-
-
-@dataclass(frozen=True, slots=True)
-class OrderedSumsConfig:
-    """Compile-time configuration. dtype: of the rows. columns: of a row, a multiple of 8."""
-
-    dtype: torch.dtype
-    columns: int
-
-    @property
-    def width(self) -> int:
-        """Columns per lane and load."""
-        return _BYTES // self.dtype.itemsize
 
 
 class OrderedSums(NamedTuple):
@@ -98,10 +81,4 @@ def load_row(x: OrderedSums, cfg: OrderedSumsConfig, row: Int32, head: Int32, co
     return load_floats(source, cfg.width) if cfg.dtype.itemsize == 4 else load_halves(source, x.rows.element_type)
 
 
-_ADD = _AddInOrder("add_in_order")
-
-
-@functools.lru_cache(maxsize=256)
-def launcher(cfg: OrderedSumsConfig, chip: Chip) -> jit.Launcher:
-    """Return the launcher, whose argument is an `OrderedSums`."""
-    return _ADD.launcher(cfg, chip)
+KERNEL = _AddInOrder("add_in_order")

@@ -6,7 +6,6 @@ where its row goes. See `fa4.sparse.selection.selected_rows`, which computes the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
@@ -18,24 +17,10 @@ from ...core.cache import page_at
 from ...core.program import Program
 from ...core.sequence import sequence_of
 from ...runtime import jit
+from ..launchers import SelectConfig
 
 _WARP, _WARPS = 32, 4
 _IN_FLIGHT = 4  # keys per lane whose blocks are loaded before any is used
-
-
-@dataclass(frozen=True, slots=True)
-class SelectConfig:
-    """granularity, causal: of a `sparse.selection.Rule`. per_head: rows are of k with its heads flattened into rows."""
-
-    granularity: int
-    causal: bool
-    has_window: bool
-    has_counts: bool
-    packed_q: bool
-    packed_k: bool
-    has_used: bool
-    page_size: int | None
-    per_head: bool
 
 
 class SelectTensors(NamedTuple):
@@ -178,5 +163,4 @@ def _keep(
     return kept + cute.arch.popc(ballot)
 
 
-launcher = _Select("select_rows").launcher
-"""(configuration, chip) -> launcher, whose arguments are a `SelectTensors` and a `SelectNumbers`."""
+KERNEL = _Select("select_rows")

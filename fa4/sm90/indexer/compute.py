@@ -17,11 +17,12 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from ...core.constant import Constant
 from ...core.vec_io import load_floats
 from ...pipeline.cursor import Cursor, Lane, consume
-from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, row_registers
-from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, row_in_warp, row_registers
+from ...pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..wgmma import ROWS, wait
-from .config import Keys, ScoresContext, Work
+from ..wgmma import ROWS
+from ..wgmma_order import wait
+from .context import Keys, ScoresContext, Work
 from .load import key_row
 
 PAIR = 2  # rows whose sums four threads exchange together

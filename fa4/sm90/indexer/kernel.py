@@ -22,7 +22,8 @@ from ...pipeline.smem import Region, SmemMap
 from ...pipeline.tma import TmaTile
 from ...runtime import jit
 from .compute import compute
-from .config import Maps, Range, ScoresArguments, ScoresConfig, ScoresContext, ScoresTensors
+from .config import ScoresConfig
+from .context import Maps, Range, ScoresArguments, ScoresContext, ScoresTensors
 from .load import load
 
 

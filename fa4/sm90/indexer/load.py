@@ -12,7 +12,7 @@ from cutlass import Int32
 
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load
-from .config import Keys, ScoresContext, Work
+from .context import Keys, ScoresContext, Work
 
 
 @cute.jit

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import cutlass
 import torch
 from torch import Tensor
 
-from ...runtime import jit
+from ...core.program import ProgramRef
 from ...runtime.device import Chip
-from .config import ScoresConfig, ScoresTensors
-from .kernel import KERNEL
+from .config import ScoresConfig
 
+KERNEL = ProgramRef[ScoresConfig]("sm90.indexer", "fa4.sm90.indexer.kernel")
 COLUMNS = 128  # of a consumer's product, at most
 CONSUMERS = 3
 TILE_N = 128
@@ -43,7 +42,7 @@ def refusals(q: Tensor, k: Tensor, is_paged: bool) -> list[str]:
 
 
 class Scores:
-    """Launches of the kernel for one problem. Tensors: see `config.ScoresTensors`; q and k as in `refusals`."""
+    """Launches of the kernel for one problem. Tensors: see `context.ScoresTensors`; q and k as in `refusals`."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Scores:
         self.heads, self.head_dim = q.shape[1:]
         self.sms, is_low = chip.sms, q.dtype.itemsize == 1
         self.cfg = ScoresConfig(
-            dtype=cutlass.Float8E4M3FN if is_low else jit.dsl_dtype(q.dtype),
+            torch_dtype=q.dtype,
             head_dim=self.head_dim,
             heads=self.heads,
             tokens=max(COLUMNS // self.heads, 1),
@@ -93,5 +92,5 @@ class Scores:
         splits = min(-(-WAVES * self.sms // tiles), -(-blocks // LEAST_BLOCKS))
         split_blocks = -(-blocks // max(splits, 1))
         operands, others = self._tensors
-        tensors = ScoresTensors(*operands, scores, *others)
+        tensors = (*operands, scores, *others)
         self._launch(tensors, (rows.start, rows.stop, tiles, -(-blocks // split_blocks), split_blocks))

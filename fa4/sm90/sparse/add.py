@@ -14,7 +14,8 @@ from cutlass import Float32, Int32
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.roles import WARP
 from ...pipeline.tma import bulk_add, bulk_store
-from .config import TILE_N, SparseContext
+from .config import TILE_N
+from .context import SparseContext
 from .work import SparseWork, work_tile
 
 _ROWS = TILE_N // WARP  # of a thread

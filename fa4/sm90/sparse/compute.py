@@ -17,12 +17,14 @@ from cutlass import Float32, Int32, const_expr
 from ...core.constant import Constant
 from ...core.vec_io import bits, store_vec
 from ...pipeline.cursor import Cursor, consume, produce
-from ...pipeline.fragment import ROWS_PER_WARP, first_column, row_in_warp, store_matrices
-from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.fragment import first_column, row_in_warp, store_matrices
+from ...pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..bwd.common.pointwise import pack
-from ..wgmma import ROWS, wait
-from .config import TILE_N, SparseContext
+from ..wgmma import ROWS
+from ..wgmma_order import wait
+from .config import TILE_N
+from .context import SparseContext
 from .rows import RowStatistics, store_dq
 from .work import SparseWork, work_tile
 

@@ -1,15 +1,11 @@
-"""Compile-time configuration of the sparse backward: tiles and products; and the context of the roles."""
+"""Compile-time configuration of the sparse backward: tiles and products."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
-
-import cutlass.cute as cute
-from cutlass import Float32
+from typing import ClassVar
 
 from ...core.variant import Variant
-from ...pipeline.kernel import Context
 from ...pipeline.smem import Tile
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 
@@ -124,43 +120,3 @@ class SparseBackwardConfig(Variant):
     def _of_keys(self, b: Tile) -> Wgmma:
         a = SmemOperand(self.p_tile, Major.MN)
         return Wgmma(self.dtype, n=b.columns, k=self.tile_m, b=SmemOperand(b, Major.MN), a=a)
-
-
-class SparseTensors(NamedTuple):
-    """Tensors of a sparse backward. part: a key/value head of a list of a token.
-
-    q, out, dout, dq: (tokens, query heads of a part, parts, columns). k, v: (rows, key/value heads of a list, columns).
-    lse, dlse: (tokens, query heads) float32. rows: (tokens, lists, longest list) int32, rows of k and v; count:
-    (tokens, lists) int32, how many of them are used. dk, dv: like k and v, float32 sums to add to; deterministic, with
-    a row for each entry of the lists instead, in which those of used entries are stored.
-    """
-
-    q: cute.Tensor
-    out: cute.Tensor
-    dout: cute.Tensor
-    dq: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    lse: cute.Tensor
-    dlse: cute.Tensor | None
-    rows: cute.Tensor
-    count: cute.Tensor
-    dk: cute.Tensor
-    dv: cute.Tensor
-
-
-class SparseArguments(NamedTuple):
-    """Run-time arguments of the kernel. tensors: q, out, dout and dq as matrices (rows, columns, parts, tokens). scale:
-    softmax_scale. scale_log2: times log2(e)."""
-
-    tensors: SparseTensors
-    scale: Float32
-    scale_log2: Float32
-
-
-@dataclass(frozen=True, slots=True)
-class SparseContext(Context):
-    """Arguments of a role's body."""
-
-    args: SparseArguments
-    cfg: SparseBackwardConfig

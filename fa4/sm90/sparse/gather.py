@@ -14,7 +14,8 @@ from ...fwd.device.key_rows import copy_row
 from ...pipeline.cursor import produce
 from ...pipeline.roles import WARP
 from ...pipeline.smem import PANEL_ROW_BYTES, Tile
-from .config import GATHERERS, TILE_N, SparseContext
+from .config import GATHERERS, TILE_N
+from .context import SparseContext
 from .work import SparseWork, work_tile
 
 _LANES = PANEL_ROW_BYTES // 16  # lanes that copy the part of a row in one panel

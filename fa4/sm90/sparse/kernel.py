@@ -30,7 +30,8 @@ from ...pipeline.smem import Region, SmemMap
 from ...runtime import jit
 from .add import add_dk, add_dv
 from .compute import dk, dv
-from .config import GATHERERS, STAGES, TILE_N, SparseArguments, SparseBackwardConfig, SparseContext, SparseTensors
+from .config import GATHERERS, STAGES, TILE_N, SparseBackwardConfig
+from .context import SparseArguments, SparseContext, SparseTensors
 from .gather import gather
 
 ROLES = RoleTable(

@@ -7,14 +7,15 @@ import functools
 import torch
 from torch import Tensor
 
+from ...core.program import ProgramRef
 from ...core.softmax import LOG2_E
 from ...core.variant import Variant
 from ...runtime.device import Chip, chip_of
 from ...runtime.spec import AttentionSpec, Saved
 from ..wgmma import ROWS
 from .config import SparseBackwardConfig
-from .kernel import KERNEL
 
+KERNEL = ProgramRef[SparseBackwardConfig]("sm90.sparse_backward", "fa4.sm90.sparse.kernel")
 _LARGEST_HEAD_DIM = 128
 _MOST_ROWS = 2 * ROWS  # of a CTA
 

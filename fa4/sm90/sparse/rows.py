@@ -12,7 +12,7 @@ from ...core.fragment_coords import reduce_row
 from ...core.softmax import LOG2_E
 from ...core.vec_io import load_halves, pack_half, store_vec
 from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, first_column, row_in_warp
-from .config import SparseContext
+from .context import SparseContext
 from .work import SparseWork
 
 _VECTOR = 8  # columns per lane and iteration

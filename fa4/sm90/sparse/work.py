@@ -8,7 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .config import TILE_N, SparseContext
+from .config import TILE_N
+from .context import SparseContext
 
 
 class SparseWork(NamedTuple):
