@@ -193,9 +193,10 @@ def compile_command(chip: int, sms: int | None, record: str | None, out: str, ba
 @main.command()
 @click.option("--clean", is_flag=True, help="Remove what is beyond the limits of FA4_CACHE_DAYS and FA4_CACHE_GB.")
 @click.option("--all", "everything", is_flag=True, help="Remove every kernel that no process holds at this moment.")
-def cache(clean: bool, everything: bool) -> None:
+@click.option("--kernels", "listed", is_flag=True, help="List the kernels of this package's sources and compiler.")
+def cache(clean: bool, everything: bool, listed: bool) -> None:
     """Compiled kernels on disk: where, how many, and their removal."""
-    from ..runtime import disk, jit
+    from ..runtime import disk, jit, manifest
 
     root = jit.cache_root()
     try:
@@ -207,7 +208,7 @@ def cache(clean: bool, everything: bool) -> None:
         click.echo(f"removed {len(removed)} kernels, {sum(entry.size for entry in removed) / 1e6:.1f} MB")
     elif clean:
         click.echo("nothing is removed from a directory of `fa4 compile`; --all removes all")
-    current = jit.fingerprint() if dispatch.is_installed("cutlass") else ""
+    current = jit.current_folder(root)
     folders: dict[str, list[disk.Entry]] = {}
     for entry in disk.entries(root):
         folders.setdefault(entry.path.parent.name, []).append(entry)
@@ -221,6 +222,10 @@ def cache(clean: bool, everything: bool) -> None:
     click.echo(f"{root}: {sum(map(len, folders.values()))} kernels")
     if folders:
         console.print(shown)
+    if listed and current:
+        for kernel in sorted(manifest.kernels(root / current)):
+            fields = ", ".join(f"{name} {x}" for name, x in kernel.fields.items() if x not in ("None", "False"))
+            click.echo(f"{kernel.target}{' (emulated)' * kernel.emulated} {kernel.program}: {fields}")
 
 
 def support_table() -> str:

@@ -270,6 +270,14 @@ def _directory_of_others(root: Path) -> Path | None:
     return max(fitting, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
+def current_folder(root: Path) -> str:
+    """Return the name of the folder of a root that this process uses; "" for none."""
+    if toolchain.has_compiler():
+        return fingerprint()
+    found = _directory_of_others(root)
+    return "" if found is None else found.name
+
+
 def can_run_kernels(chip: Chip) -> bool:
     """Whether kernels can be compiled for a chip, or a directory has some for this package."""
     return chip.compiles and (toolchain.has_compiler() or cache_directory() is not None)

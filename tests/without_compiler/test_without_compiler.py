@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from bench import first_call
 from fa4.cli.main import main
 from fa4.runtime import jit, linked, manifest
 from fa4.runtime.toolchain import RUNTIME_LIBRARY
@@ -69,6 +70,22 @@ def test_a_recorded_model_launches_without_the_compiler(compiled):
     launched = json.loads(run("launch", FA4_CACHE_DIR=str(compiled.parent)).stdout)
     assert launched == LAUNCHES
     assert sorted(path.name for path in compiled.iterdir()) == before
+
+
+def test_kernels_are_listed(compiled, monkeypatch):
+    monkeypatch.setenv("FA4_CACHE_DIR", str(compiled.parent))
+    lines = CliRunner().invoke(main, ["cache", "--kernels"]).output.splitlines()
+    (latent,) = (line for line in lines if line.startswith("sm_90a sm90.latent: "))
+    assert "head_dim 576" in latent and "cache " in latent
+
+
+def test_only_the_process_that_compiles_imports_the_compiler():
+    rows = first_call.rows_of("forward", 1, None)
+    assert [(row["cache"], row["compiler"], row["imports_dsl"]) for row in rows] == [
+        ("empty", "installed", True),
+        ("filled", "installed", False),
+        ("filled", "not importable", False),
+    ]
 
 
 def test_a_missing_kernel_names_the_nearest(compiled, tmp_path):
