@@ -1,4 +1,4 @@
-"""Compute role, consumers of one warpgroup with `tokens` rows each: products with all heads, ReLU, sum over the heads.
+"""Compute role, consumers of one warpgroup with two groups of rows each: products with all heads, ReLU, sum over heads.
 
 A product is S^T, 64 keys by (row, head). A thread holds two keys and, of every eight (row, head) pairs, two
 neighbouring ones: it adds up a quarter of the heads of each row, and four threads exchange the rest. The weights of its
@@ -22,6 +22,7 @@ from ...pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..wgmma import ROWS
 from ..wgmma_order import wait
+from .config import GROUPS
 from .context import Keys, ScoresContext, Work
 from .load import key_row
 
@@ -44,53 +45,72 @@ def loop(consumer: Consumer, work: Work, k: Cursor):
         outputs = consumer.outputs(keys)
         for i in cutlass.range(keys.blocks, unroll=1):
             k.wait()
-            for part in cutlass.range_constexpr(consumer.cfg.parts):
-                key = (keys.first_block + i) * consumer.cfg.tile_n + part * ROWS + consumer.key
-                scale = k_scale(consumer, keys, key) if const_expr(consumer.cfg.has_k_descale) else Float32(1.0)
-                consumer.multiply(part, k)
-                if const_expr(part + 1 == consumer.cfg.parts):
-                    k.arrive()
-                store(consumer, outputs, key, scale)
+            block_scores(consumer, keys, outputs, keys.first_block + i, k)
             k = k.next()
 
 
+def block_scores(consumer: Consumer, keys: Keys, outputs: list[Outputs], block: Int32, k: Cursor) -> None:
+    """Store the scores of a key block. Two products are in flight until the last one: ptxas serializes products that
+    are in flight across iterations of a loop."""
+    cfg = consumer.cfg
+    steps = [(part, group) for part in range(cfg.parts) for group in range(GROUPS)]
+    for part, group in steps[:GROUPS]:
+        consumer.start(group, part, k)
+    for n, (part, group) in enumerate(steps):
+        key = block * cfg.tile_n + part * ROWS + consumer.key
+        scale = k_scale(consumer, keys, key) if cfg.has_k_descale else Float32(1.0)
+        wait(min(GROUPS, len(steps) - n) - 1)
+        if n + 1 == len(steps):
+            k.arrive()
+        store(consumer, group, outputs[group], key, scale)
+        if n + GROUPS < len(steps):
+            consumer.start(group, steps[n + GROUPS][0], k)
+
+
 class Outputs(Constant):
-    """Where a thread stores: of each pair of rows, or a single last one, the number of keys that its row sees (0 if it
-    has no row there), and the address of its scores."""
+    """Where a thread stores scores of a group: of each pair of rows, or a single last one, the number of keys that its
+    row sees (0 if it has no row there), and the address of its scores."""
 
     def __init__(self, counts: list[Int32], pointers: list[cute.Pointer]) -> None:
         self.counts, self.pointers = counts, pointers
 
 
 class Consumer(Constant):
-    """Operands and registers of one consumer; created once. key: this thread's key of each 64, after the exchange."""
+    """Operands and registers of one consumer; created once. key: this thread's key of each 64, after the exchange.
+    s: products of each group. weights: of each row."""
 
     def __init__(self, context: ScoresContext, work: Work) -> None:
-        cfg, smem, tensors = context.cfg, context.smem, context.args.tensors
+        cfg, smem = context.cfg, context.smem
         self.context, self.cfg, self.kq = context, cfg, cfg.kq
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         self.index = warp // WARPS_PER_WARPGROUP
-        self.first = work.first + self.index * cfg.tokens
+        self.first = work.first + self.index * cfg.consumer_rows
         self.lane = cute.arch.lane_idx() % LANES_PER_ROW
         self.key = warp % WARPS_PER_WARPGROUP * ROWS_PER_WARP + row_in_warp(0) + self.lane // 2 * 8
-        bytes_per_part = ROWS * PANEL_ROW_BYTES * 8 // cfg.dtype.width
+        part_elements = ROWS * PANEL_ROW_BYTES * 8 // cfg.dtype.width
         keys = smem.pointer("K", cfg.dtype)
-        self.k = [self.kq.a_at(keys + part * bytes_per_part) for part in range(cfg.parts)]
+        self.k = [self.kq.a_at(keys + part * part_elements) for part in range(cfg.parts)]
         self.q = self.kq.b_at(smem.pointer("Q", cfg.dtype))
-        self.s = self.kq.accumulator()
-        self.weights = []
-        for token in range(cfg.tokens):
-            # A row past the last one has the weights of the last; its scores are not stored.
-            row = cutlass.min(self.first + token, tensors.weights.shape[0] - 1)
-            source = tensors.weights.iterator + cute.crd2idx((row, self.lane * 2), tensors.weights.layout)
-            self.weights.append([x for i in range(0, cfg.heads, 8) for x in load_floats((source + i).align(8), 2)])
+        self.s = [self.kq.accumulator() for _ in range(GROUPS)]
+        self.weights = [self.load_weights(self.first + row) for row in range(cfg.consumer_rows)]
 
-    def outputs(self, keys: Keys) -> Outputs:
-        """Return where this thread stores scores of a sequence."""
+    def load_weights(self, row: Int32) -> list[Float32]:
+        """Load the weights of this thread's heads. A row past the last one gets those of the last; its scores are not
+        stored."""
+        weights = self.context.args.tensors.weights
+        row = cutlass.min(row, weights.shape[0] - 1)
+        source = weights.iterator + cute.crd2idx((row, self.lane * 2), weights.layout)
+        return [x for i in range(0, self.cfg.heads, 8) for x in load_floats((source + i).align(8), 2)]
+
+    def outputs(self, keys: Keys) -> list[Outputs]:
+        """Return where this thread stores scores of a sequence, for each group."""
+        return [self.group_outputs(keys, self.first + group * self.cfg.tokens) for group in range(GROUPS)]
+
+    def group_outputs(self, keys: Keys, first: Int32) -> Outputs:
         tensors, counts, pointers = self.context.args.tensors, [], []
         for token in range(0, self.cfg.tokens, PAIR):
             is_pair = token + 1 < self.cfg.tokens
-            row = self.first + token + (self.lane % 2 if is_pair else 0)
+            row = first + token + (self.lane % 2 if is_pair else 0)
             is_row = Boolean(row >= keys.first) & Boolean(row < keys.stop)
             if not is_pair:
                 is_row = is_row & Boolean(self.lane % 2 == 0)
@@ -100,19 +120,20 @@ class Consumer(Constant):
             pointers.append(tensors.scores.iterator + cute.crd2idx((own, 0), tensors.scores.layout))
         return Outputs(counts, pointers)
 
-    def multiply(self, part: int, k: Cursor) -> None:
-        """Compute S^T of 64 keys of a block."""
-        self.kq.issue(self.s, self.k[part][None, None, None, k.stage], self.q[None, None, None, self.index], False)
-        wait(0)
+    def start(self, group: int, part: int, k: Cursor) -> None:
+        """Start S^T of 64 keys of a block and the rows of a group."""
+        q = self.q[None, None, None, self.index * GROUPS + group]
+        self.kq.issue(self.s[group], self.k[part][None, None, None, k.stage], q, False)
 
-    def sums(self, token: int) -> list[Float32]:
+    def sums(self, group: int, token: int) -> list[Float32]:
         """Return the sums over this thread's heads of a row, for its two keys."""
         result, count = [], self.cfg.heads // LANES_PER_ROW
+        weights = self.weights[group * self.cfg.tokens + token]
         for r in range(ROWS_PER_THREAD):
             registers = row_registers(self.cfg.columns, r)[token * count : (token + 1) * count]
             total = Float32(0.0)
-            for register, weight in zip(registers, self.weights[token]):
-                total = total + weight * cute.arch.fmax(self.s[register], Float32(0.0), nan=True)
+            for register, weight in zip(registers, weights):
+                total = total + weight * cute.arch.fmax(self.s[group][register], Float32(0.0), nan=True)
             result.append(total)
         return result
 
@@ -134,12 +155,13 @@ def k_scale(consumer: Consumer, keys: Keys, key: Int32):
 
 
 @cute.jit
-def store(consumer: Consumer, outputs: Outputs, key: Int32, scale: Float32):
-    """Add up the scores of 64 keys and store those that rows see. Each thread stores one score of each pair of rows."""
+def store(consumer: Consumer, group: cutlass.Constexpr[int], outputs: Outputs, key: Int32, scale: Float32):
+    """Add up the scores of 64 keys and a group's rows, and store those that rows see. Each thread stores one score of
+    each pair of rows."""
     for i in cutlass.range_constexpr(len(outputs.counts)):
         tokens = range(PAIR * i, min(PAIR * (i + 1), consumer.cfg.tokens))
         has_second = Boolean(consumer.lane // 2 == 1)
-        of_keys = [consumer.sums(token) for token in tokens]
+        of_keys = [consumer.sums(group, token) for token in tokens]
         both = [exchange(first, second, has_second, 2) for first, second in of_keys]
         if const_expr(len(both) == 1):
             both = [both[0], both[0]]

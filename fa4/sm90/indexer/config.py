@@ -15,16 +15,17 @@ from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 
 BARRIER_BYTES = 512  # upper bound for all mbarriers
 MOST_STAGES = 4
-# Number of consumers -> registers per thread of (consumers, load warp).
-REGS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
+CONSUMERS = 2
+GROUPS = 2  # products that a consumer has in flight, with different rows
+REGS = (240, 24)  # per thread of (consumers, load warp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoresConfig(Constant):
     """The fields are the compile key.
 
-    torch_dtype: of q and k. heads: a multiple of 8. tokens: rows of one consumer; tokens * heads are the columns of its
-    product, at most 256. tile_n: keys of a block, a multiple of 64. page_size: 0 without pages.
+    torch_dtype: of q and k. heads: a multiple of 8. tokens: rows of one product; tokens * heads are its columns, at
+    most 128. tile_n: keys of a block, a multiple of 64. page_size: 0 without pages.
 
     Raises:
         ValueError: the tiles do not fit in shared memory.
@@ -34,12 +35,13 @@ class ScoresConfig(Constant):
     head_dim: int
     heads: int
     tokens: int
-    consumers: int
     tile_n: int
     page_size: int
     has_k_descale: bool
     smem_bytes: int
     ctas: ClassVar[int] = 1
+    consumers: ClassVar[int] = CONSUMERS
+    regs: ClassVar[tuple[int, int]] = REGS
 
     def __post_init__(self) -> None:
         if self.stages < 2:
@@ -56,23 +58,23 @@ class ScoresConfig(Constant):
         return 1
 
     @property
-    def regs(self) -> tuple[int, int]:
-        """Registers per thread of (consumers, load warp)."""
-        return REGS[self.consumers]
+    def consumer_rows(self) -> int:
+        """Rows of a consumer."""
+        return GROUPS * self.tokens
 
     @property
     def rows(self) -> int:
         """Rows of a CTA."""
-        return self.consumers * self.tokens
+        return self.consumers * self.consumer_rows
 
     @property
     def columns(self) -> int:
-        """Columns of a consumer's product: (row, head)."""
+        """Columns of a product: (row, head)."""
         return self.tokens * self.heads
 
     @property
     def q_tile(self) -> Tile:
-        """Queries of one consumer."""
+        """Queries of one product. A CTA has one for each group of each consumer."""
         return Tile(self.columns, self.head_dim, 8 * self.torch_dtype.itemsize)
 
     @property
@@ -85,15 +87,20 @@ class ScoresConfig(Constant):
         return self.tile_n // self.page_size if 0 < self.page_size < self.tile_n else 1
 
     @property
+    def q_bytes(self) -> int:
+        """Bytes of the queries of a CTA."""
+        return self.consumers * GROUPS * self.q_tile.nbytes
+
+    @property
     def stages(self) -> int:
-        free = self.smem_bytes - BARRIER_BYTES - self.consumers * self.q_tile.nbytes
+        free = self.smem_bytes - BARRIER_BYTES - self.q_bytes
         return min(free // self.k_tile.nbytes, MOST_STAGES)
 
     @property
     def kq(self) -> Wgmma:
-        """S^T = K Q^T: 64 keys by the consumer's (row, head) pairs. So the sum over heads is within four threads."""
+        """S^T = K Q^T: 64 keys by the (row, head) pairs of a group. So the sum over heads is within four threads."""
         k = SmemOperand(self.k_tile, Major.K, self.stages, self.k_tile.nbytes)
-        q = SmemOperand(self.q_tile, Major.K, self.consumers, self.q_tile.nbytes)
+        q = SmemOperand(self.q_tile, Major.K, self.consumers * GROUPS, self.q_tile.nbytes)
         return Wgmma(self.dtype, n=self.columns, k=self.head_dim, b=q, a=k)
 
     @property

@@ -2,7 +2,8 @@
 
 A CTA has a few rows with all their heads, which stay in shared memory, and streams keys past them. Keys are the rows of
 the products, (row, head) pairs the columns, so that threads add up most heads in registers. The consumers have
-different rows of the same key blocks: each block from L2 meets `rows * heads` queries.
+different rows for the same key blocks: each block from L2 meets `rows * heads` queries. A consumer has two products in
+flight; it adds up the scores of one while the tensor cores compute the other.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def channels(cfg: ScoresConfig) -> ChannelTable:
 
 def smem_map(cfg: ScoresConfig, table: ChannelTable) -> SmemMap:
     return SmemMap(
-        Region("Q", cfg.consumers * cfg.q_tile.nbytes, align=1024),
+        Region("Q", cfg.q_bytes, align=1024),
         Region("K", cfg.stages * cfg.k_tile.nbytes, align=1024),
         Region("barriers", table.nbytes, align=8),
     )

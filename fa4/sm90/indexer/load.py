@@ -12,6 +12,7 @@ from cutlass import Int32
 
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load
+from .config import GROUPS
 from .context import Keys, ScoresContext, Work
 
 
@@ -32,10 +33,12 @@ def load_q(context: ScoresContext, work: Work, q: Cursor) -> None:
     """Load the queries of each consumer."""
     cfg, tma = context.cfg, context.tma("q")
     matrix = cute.domain_offset((work.first * cfg.heads, 0), tma.tensor)
+    pointer = context.smem.pointer("Q", tma_dtype(context))
     for consumer in range(cfg.consumers):
-        q.expect_tx(tma.tile.nbytes, stage=consumer)
-        pointer = context.smem.pointer("Q", tma_dtype(context)) + consumer * tma_elements(context, tma.tile.nbytes)
-        tma_load(tma, matrix, Int32(consumer), pointer, q.barrier(consumer))
+        q.expect_tx(GROUPS * tma.tile.nbytes, stage=consumer)
+        for index in range(GROUPS * consumer, GROUPS * (consumer + 1)):
+            target = pointer + index * tma_elements(context, tma.tile.nbytes)
+            tma_load(tma, matrix, Int32(index), target, q.barrier(consumer))
 
 
 def load_k(context: ScoresContext, keys: Keys, block: Int32, k: Cursor) -> None:

@@ -10,8 +10,7 @@ from ...runtime.device import Chip
 from .config import ScoresConfig
 
 KERNEL = ProgramRef[ScoresConfig]("sm90.indexer", "fa4.sm90.indexer.kernel")
-COLUMNS = 128  # of a consumer's product, at most
-CONSUMERS = 3
+COLUMNS = 128  # of a product, at most
 TILE_N = 128
 WAVES = 4  # of CTAs, at least, so that the last one is short
 LEAST_BLOCKS = 32  # of a CTA, so that the load of Q is short beside them
@@ -63,7 +62,6 @@ class Scores:
             head_dim=self.head_dim,
             heads=self.heads,
             tokens=max(COLUMNS // self.heads, 1),
-            consumers=CONSUMERS,
             tile_n=TILE_N,
             page_size=0 if page_table is None else k.shape[1],
             has_k_descale=k_descale is not None,
