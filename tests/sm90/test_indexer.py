@@ -199,7 +199,7 @@ def test_kernels_compile_and_fit(options):
 def test_products_stay_in_flight_and_nothing_spills(dtype, disassembler, tmp_path):
     """ptxas waits after each wgmma of products that it cannot keep in flight; then each has a fence of its own."""
     sizes = dict(head_dim=128, heads=64, tokens=2, tile_n=plan.TILE_N, page_size=0, smem_bytes=CHIP.smem_per_block)
-    cfg = ScoresConfig(dtype=dtype, has_k_descale=True, **sizes)
+    cfg = ScoresConfig(torch_dtype=dtype, has_k_descale=True, **sizes)
     code, _ = machine_code(SimpleNamespace(kernel=KERNEL, cfg=cfg, chip=CHIP), tmp_path)
     products = GROUPS * cfg.parts
     assert sum("GMMA" in line for line in code) == products * cfg.kq.steps
