@@ -149,3 +149,36 @@ def test_cluster_barrier_and_distributed_shared_memory():
         cluster=2,
     )
     np.testing.assert_array_equal(out, [1, 0, 3, 2])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("waits", ["bar.sync 0;", "bar.warp.sync -1;", "vote.sync.any.pred %p3, %p1, -1;"])
+def test_lanes_that_exit_later_are_not_waited_for(waits, schedule):
+    """Lanes 0 to 7 come to the instruction while the others are still in a loop, behind which they exit."""
+    out = np.zeros(1, np.uint32)
+    body = f"""setp.ge.u32 %p1, %r0, 8; @%p1 bra LATER;
+        {waits}
+        setp.eq.u32 %p2, %r0, 0; @%p2 st.global.b32 [%a0], 7; ret;
+        LATER: mov.u32 %r3, 0; BUSY: add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 500; @%p2 bra BUSY;"""
+    for seed in range(4):
+        launch(body, [out], schedule=schedule, seed=seed)
+    assert out[0] == 7
+
+
+OWN_MASK = {
+    "vote": "vote.sync.ballot.b32 %r5, %p1, %r4;",
+    "shuffle": "shfl.sync.idx.b32 %r5, %r0, 0, 31, %r4;",
+    "match": "match.any.sync.b32 %r5, %r0, %r4;",
+    "warp barrier": "bar.warp.sync %r4;",
+}
+
+
+@pytest.mark.parametrize("instruction", OWN_MASK.values(), ids=list(OWN_MASK))
+def test_a_lane_is_in_its_own_mask(instruction):
+    with pytest.raises(DivergentAligned, match="not in its own member mask"):
+        launch("setp.eq.u32 %p1, %r0, 0; mov.u32 %r4, 0x7fffffff;" + instruction)
+
+
+def test_the_tiles_of_a_warp_name_different_masks():
+    """As cooperative groups of 16 lanes do, in one instruction."""
+    launch("setp.lt.u32 %p1, %r0, 16; selp.b32 %r4, 0xffff, 0xffff0000, %p1; bar.warp.sync %r4;")

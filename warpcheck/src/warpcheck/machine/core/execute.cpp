@@ -75,6 +75,9 @@ void Engine::exit_lanes(Warp& w, uint32_t mask) {
     for (uint32_t m = arrived; m; m &= m - 1)
         if (w.cluster_phase[__builtin_ctz(m)] == cta.cluster->phase) --cta.cluster->arrived;
     w.cluster_arrivals &= ~uint64_t(mask);
+    // A .sync or .aligned instruction waits for lanes that have not exited (ISA 9.7.13.1): some may have all they need.
+    for (Fragment& f : w.fragments)
+        if (f.wait == Wait::Converge) f.wait = Wait::None;
     effect();
     if (!w.alive) {
         if (races_.enabled) {
@@ -336,8 +339,11 @@ Next Engine::execute(Warp& w, Fragment& f, const Instr& in) {
     if (in.sync || in.aligned) {
         uint32_t members = w.alive;
         if (!in.aligned && in.op != Op::setmaxnreg) {
+            // Lanes may name different masks: the tiles of a warp do.
+            for_lanes(x.mask, [&](int l) {
+                if (!(x.value(x.sources() - 1, l) >> l & 1)) fail(Check::Divergent, "an executing lane is not in its own member mask");
+            });
             members = uint32_t(x.value(x.sources() - 1, x.first_lane())) & w.alive;
-            if (!(members & x.mask)) fail(Check::Divergent, "the executing lanes are not in the member mask");
         }
         if (x.mask == f.mask ? !converged(x, members) : (x.mask & members) != members) {
             if (x.mask == f.mask) return Next::Stay;
