@@ -10,6 +10,7 @@ _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76  # CUdevice_attrib
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
+_FLOAT32 = 7  # CUtensorMapDataType
 
 _NEWEST = re.compile(r"Unsupported \.version [\d.]+; current version is '([\d.]+)'")  # of an assembler's log
 
@@ -56,10 +57,24 @@ class Device:
 
     def allocate(self, content: bytes) -> int:
         """Device memory with this content; returns its address."""
+        address = self.reserve(len(content))
+        self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), content, ctypes.c_size_t(len(content)))
+        return address
+
+    def reserve(self, nbytes: int) -> int:
+        """Device memory that nobody has written; returns its address."""
         address = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(1, len(content))))
-        self._call("cuMemcpyHtoD_v2", address, content, ctypes.c_size_t(len(content)))
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(1, nbytes)))
         return address.value
+
+    def tensor_map(self, address: int, lines: int, columns: int, box: Sequence[int]) -> bytes:
+        """Return the map of a float32 matrix at this address. box: columns and lines."""
+        raw = _aligned(bytes(128))
+        self._call(
+            "cuTensorMapEncodeTiled", raw, _FLOAT32, 2, ctypes.c_void_p(address), (ctypes.c_uint64 * 2)(columns, lines),
+            (ctypes.c_uint64 * 1)(4 * columns), (ctypes.c_uint32 * 2)(*box), (ctypes.c_uint32 * 2)(1, 1), 0, 0, 0, 0,
+        )  # fmt: skip
+        return bytes(raw)
 
     def read(self, address: int, nbytes: int) -> bytes:
         host = ctypes.create_string_buffer(nbytes)
