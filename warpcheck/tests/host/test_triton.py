@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from warpcheck.machine import interleavings
+from warpcheck.scripts import run_script
 
 from warpcheck import Emulated, emulate
 
@@ -116,3 +118,17 @@ def test_a_gpu_would_not_load_what_was_compiled_here(kernels, tmp_path, monkeypa
         key, _ = knobs.runtime.add_stages_inspection_hook()
         assert "warpcheck" in key
     assert knobs.runtime.add_stages_inspection_hook is before
+
+
+GLUON = Path(__file__).parents[1] / "warpcheck_cases" / "pairs" / "gluon_pairs.py"
+
+
+@pytest.mark.parametrize("name", ["copy_unwaited", "load_unwaited", "load_phase", "store_source_in_use"])
+@pytest.mark.parametrize("side", ["right", "wrong"])
+def test_pairs_in_gluon(name, side, seed):
+    """A kernel and the same one with a fault, which ConSan tells on an H100, too."""
+    pytest.importorskip("triton.experimental.gluon")
+    outcome = run_script([str(GLUON), name, side], "sm_90a", interleavings(seed, 6))
+    assert outcome.launches and not outcome.exit_code
+    assert ("race" in {finding.kind for finding in outcome.findings}) is (side == "wrong"), str(outcome.findings)
+    assert side == "wrong" or not outcome.findings
