@@ -25,6 +25,7 @@ class _Commands(click.Group):
     LATER: ClassVar = {
         "timing": "warpcheck.timing.command",
         "mutate": "warpcheck.tools.mutate",
+        "verify": "warpcheck.tools.verify",
         "compare": "warpcheck.tools.compare",
         "catalogue": "warpcheck.tools.catalogue",
     }

@@ -34,6 +34,11 @@ class Timing:
         """Cycles of all launches in sequence."""
         return sum(times.cycles for times in self.launches)
 
+    @property
+    def microseconds(self) -> float:
+        """Time of all launches in sequence, at the chip's clock."""
+        return sum(times.cycles / times.chip.clock.value / 1000 for times in self.launches)
+
     def __str__(self) -> str:
         return "\n\n".join(map(_text, self.launches))
 

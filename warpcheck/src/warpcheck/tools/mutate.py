@@ -284,7 +284,8 @@ def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: i
         example.run(cutlass)
 
 
-def _record_script(words: tuple[str, ...], chip: str, sms: int, folder: Path) -> None:
+def record_script(words: tuple[str, ...], chip: str, sms: int, folder: Path) -> None:
+    """Record the launches of `python WORDS` into a folder. Raises ClickException if the script fails."""
     from warpcheck import emulate
     from warpcheck.scripts import run_as_from_the_shell
 
@@ -315,7 +316,7 @@ class Judging:
         """Record one launch by each of `recorders`, which write launches into a folder, and judge the mutants on
         them.
         """
-        self.judge(_recorded(recorders, self.launch))
+        self.judge(recorded(recorders, self.launch))
 
     def judge(self, recordings: Sequence[Recording]) -> None:
         recording = recordings[0]
@@ -388,7 +389,7 @@ def main(target: str, arguments: tuple[str, ...], cutlass: Path | None, chip: st
     recorders: list[Callable[[Path], None]]
     if target.endswith(".py"):
         lines = _split(arguments)
-        recorders = [partial(_record_script, (target, *line), chip, judging.sms) for line in lines]
+        recorders = [partial(record_script, (target, *line), chip, judging.sms) for line in lines]
     elif " " in target and cutlass is None and (rows := _calls_of_packages()) and target in rows:
         unknown = [key for key in arguments if key not in rows]
         if unknown:
@@ -419,7 +420,7 @@ def _split(arguments: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [tuple(line) for line in lines]
 
 
-def _recorded(recorders: Sequence[Callable[[Path], None]], launch: int | None) -> list[Recording]:
+def recorded(recorders: Sequence[Callable[[Path], None]], launch: int | None) -> list[Recording]:
     """One launch of each: number `launch`, or the one that has the most mutants in the first."""
     chosen = []
     for record in recorders:
