@@ -15,7 +15,7 @@ from fa4.emulator import emulate
 from fa4.fwd.launchers import TRANSPOSE, TRANSPOSED_KEYS, TransposeConfig
 from fa4.oracle import cases, reference
 from fa4.oracle.cases import Case
-from fa4.runtime.device import chip_by_number
+from fa4.runtime.device import chip_by_number, chip_of
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
 from fa4.sm90.fwd.fp8.kernel import channels, smem_map
 from fa4.sm90.fwd.fp8.plan import Fp8Forward
@@ -144,7 +144,8 @@ def test_transposition(columns, keys, used, seed):
     result = torch.empty(3, 2, columns, padded, dtype=torch.uint8)
     seqused = None if used is None else torch.tensor(used, dtype=torch.int32)
     with emulate("sm_90a", sms=2, seed=seed):
-        TRANSPOSE.launcher(TransposeConfig(columns, used is not None), CHIP)(v, result, seqused)
+        chip = chip_of(v.device)
+        TRANSPOSE.launcher(TransposeConfig(columns, used is not None), chip)(v, result, seqused)
     rows = torch.arange(padded).view(-1, 2, 4, 2).transpose(1, 2).flatten()  # key at each position
     expected = torch.nn.functional.pad(v, (0, 0, 0, 0, 0, padded - keys)).clone()
     for x, count in zip(expected, used or ()):
