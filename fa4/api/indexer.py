@@ -84,7 +84,8 @@ def indexer_topk(
     """Return the keys with the `topk` largest scores of each query, exactly, without the matrix of all scores.
 
     Of equal scores, those of smaller index are chosen. -0.0 equals 0.0. NaN comes before all numbers. So the result is
-    a function of the scores. The scores are those of `indexer_scores`, computed for some queries at a time.
+    a function of the scores. The scores are those of `indexer_scores`, computed for some queries at a time: with the
+    kernel bit by bit, with torch up to the rounding of its matrix product.
 
     Args:
         topk: number of keys, 0 or more.

@@ -95,7 +95,7 @@ def selection(problem: Problem, topk: int, backend: str) -> Select:
         cfg = radix.RadixConfig.of(problem.columns, topk)
         if cfg.smem.nbytes > chip.smem_per_block:
             reasons.append(f"lacks rows of {problem.columns} scores")
-        elif problem.rows and topk:
+        elif problem.rows and problem.columns and topk:
             return radix.launcher(cfg, chip)
     if reasons and backend != "auto":
         raise dispatch.NoBackend(f"backend {backend!r} cannot select keys: {'; '.join(reasons)}")
