@@ -34,6 +34,7 @@ from bench import (
     train,
     tune,
 )
+from bench import sparse as bench_sparse
 from bench.suites import BenchCase, square
 from fa4.oracle.cases import in_blocks
 from fa4.runtime import jit
@@ -520,3 +521,17 @@ def test_tables_of_functions_are_those_of_the_rows(table, file):
     root = Path(__file__).parents[1]
     rows = (root / f"bench/results/2026-11-22_{file}.jsonl").read_text().splitlines()
     assert table(list(map(json.loads, rows))) in (root / "docs/mods.md").read_text()
+
+
+def test_the_page_of_sparse_attention_has_the_rows():
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "sparse.md").read_text()
+    (file,) = re.findall(r"<!-- `python -m bench.sparse --show (\S+)`; a test compares -->", page)
+    rows = [json.loads(line) for line in (root / file).read_text().splitlines()]
+    assert bench_sparse.table(rows) in page
+
+
+def test_sparse_attention_is_measured_and_checked_without_a_gpu():
+    case = bench_sparse.SparseCase("small", 32, 96, 4, 2, 16, 16)
+    row = bench_sparse.fields(bench_sparse.measure(case, 0.001, False, False, torch.device("cpu")))
+    assert row["error"] < 0.02 and set(row["share"]) == {"fa4 forward", "fa4 backward", "deterministic backward"}
