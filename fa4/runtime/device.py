@@ -169,8 +169,11 @@ def chip_of(device: torch.device) -> Chip:
         chip = emulated or _CPU
     elif device.type == "cuda" and torch.version.hip is None:
         # Inside `emulating` the emulator may replace torch.cuda, for different chips over time: do not cache.
-        chip_by_index = _cuda_chip if emulated is None else _cuda_chip.__wrapped__
-        chip = chip_by_index(torch.cuda.current_device() if device.index is None else device.index)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if emulated is None:
+            chip = _cuda_chip(index)
+        else:
+            chip = dataclasses.replace(_cuda_chip.__wrapped__(index), emulated=True)
     else:
         chip = Chip(device_type=device.type)
     if recorder is None and not shared:

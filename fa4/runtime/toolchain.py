@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-import torch
+from . import torch_internals
 
 # Each of these distributions affects the code or its calling convention.
 _DISTRIBUTIONS = re.compile(r"(nvidia_cutlass_dsl\w*|apache_tvm_ffi\w*)-([^-]+)(-.*)?\.(dist-info|egg-info)")
@@ -77,7 +77,7 @@ def toolkit() -> int:
     flavors = sorted(_flavors())
     if len(flavors) == 1 or not has_compiler():
         return flavors[0] if flavors else 0
-    driver = torch._C._cuda_getDriverVersion() // 1000 if torch.version.cuda and torch.cuda.is_available() else 0
+    driver = torch_internals.cuda_of_driver()
     known = [flavor for flavor in flavors if flavor <= driver]
     if known:
         return known[-1]

@@ -47,7 +47,14 @@ deterministic_algorithms = entry(
 autocast_anywhere = entry("_C._is_any_autocast_enabled", _yes, _is_bool)
 # whether torch.func.vmap maps a tensor
 is_mapped = entry("_C._functorch.is_batchedtensor", lambda x: True, lambda found: not found(torch.empty(0)))
+_driver_version: Callable[[], int] = entry("_C._cuda_getDriverVersion", lambda: 0, callable)
 current_cuda_device = entry("_C._cuda_getDevice", torch.cuda.current_device, callable)  # requires a CUDA tensor
+
+
+def cuda_of_driver() -> int:
+    """Return the newest major version of CUDA that the driver knows; 0 without a GPU."""
+    return _driver_version() // 1000 if torch.version.cuda and torch.cuda.is_available() else 0
+
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _PLAIN_OR_SCALAR = _PLAIN | {type(None), int, bool}  # the checks report other types

@@ -24,7 +24,7 @@ from .tensor_core import segment, smem_layout
 @dataclass(frozen=True)
 class Sm80BackwardArguments:
     """Run-time arguments of the main kernel. Matrices have the modes of `core.sequence.as_matrices`, q and dout with
-    packed heads. Workspaces have the modes of `bwd.blocks.RowTensors`."""
+    packed heads. Workspaces have the modes of `bwd.row_tensors.RowTensors`."""
 
     q: cute.Tensor
     k: cute.Tensor

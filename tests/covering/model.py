@@ -392,7 +392,7 @@ SPARSE = Model(
         **{name: CALLS.factors[name] for name in ("deterministic", "dlse", "layout")},
     ),
     (
-        _no("a cache has no gradients", "with a page_table there are no gradients", form="pages", direction="training"),
+        _no("a cache has no gradients, see tests/test_sparse.py", form="pages", direction="training"),
         _no("nothing is trained", direction="inference", dlse="yes"),
         _no("nothing is trained", direction="inference", deterministic="yes"),
         _no("rows of pages are copied anyway", form="pages", layout=("heads_first", "padded", "expanded", "unaligned")),

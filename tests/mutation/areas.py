@@ -217,7 +217,14 @@ AREAS = (
     ),
     Area(
         "jit",
-        ("fa4/runtime/jit.py", "fa4/runtime/disk.py"),
+        (
+            "fa4/runtime/jit.py",
+            "fa4/runtime/dsl.py",
+            "fa4/runtime/linked.py",
+            "fa4/runtime/manifest.py",
+            "fa4/runtime/toolchain.py",
+            "fa4/runtime/disk.py",
+        ),
         (),
         (
             "tests/test_disk.py",
@@ -272,6 +279,24 @@ AREAS = (
         "latent",
         ("fa4/api/latent.py", "fa4/torch_ops/latent.py"),
         ("tests/test_latent.py",),
+    ),
+    Area(
+        "sparse",
+        (
+            "fa4/sparse/*",
+            "fa4/sm90/sparse/*",
+            "fa4/fwd/kernels/select.py",
+            "fa4/bwd/kernels/ordered_sums.py",
+            "fa4/bwd/launchers.py",
+        ),
+        ("tests/test_sparse.py",),
+        ("tests/test_ordered_sums.py", "tests/sm90/test_sparse.py"),
+    ),
+    Area(
+        "indexer",
+        ("fa4/indexer/*", "fa4/api/indexer.py", "fa4/sm90/indexer/*"),
+        ("tests/indexer",),
+        ("tests/sm90/test_indexer.py",),
     ),
     Area("8-bit output", ("fa4/torch_ops/out_8bit.py",), ("tests/fp8/test_out.py",)),
     Area(
