@@ -19,6 +19,8 @@ from tests.covering.judge import Judged, defined, judge
 from tests.covering.model import Row
 from tests.poisoned import poison, poison_past_the_end, poison_unused
 
+_SMALL = lengths.Ranges((1, 60), few_keys=(150, 300), sequences=2)  # each query is a sequence of some launches
+
 
 @dataclass
 class SparseCall:
@@ -126,7 +128,7 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     head_dim, head_dim_v = calls.head_dims(row, fixed)
     heads_q, heads_kv = {"1": (2, 2), "2": (4, 2), "8": (8, 1), "mqa": (3, 1)}[row["group"]]
-    of = lengths.SMALL if is_small else lengths.MIDDLE
+    of = _SMALL if is_small else lengths.MIDDLE
     is_packed = row["form"] == "packed"
     shape = (lengths.packed if is_packed else lengths.dense)(row | dict(block_mask="some"), draw, of)
     case = cases.Case(

@@ -295,7 +295,11 @@ AREAS = (
     Area(
         "indexer",
         ("fa4/indexer/*", "fa4/api/indexer.py", "fa4/sm90/indexer/*"),
-        ("tests/indexer",),
+        (
+            "tests/indexer/test_errors.py",
+            "tests/indexer/test_radix.py",
+            "tests/indexer/test_torch.py",
+        ),
         ("tests/sm90/test_indexer.py",),
     ),
     Area("8-bit output", ("fa4/torch_ops/out_8bit.py",), ("tests/fp8/test_out.py",)),
