@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -109,8 +108,3 @@ def _reasons(chip: Chip, is_on: bool, needed: str) -> list[str]:
     if not dispatch.is_installed(_CUTE):
         return [f"needs the module {_CUTE}, which is not installed"]
     return [] if chip.compiles else [chip.no_target]
-
-
-def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Make the GPU of a tensor the current one, to which launches go."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else contextlib.nullcontext()

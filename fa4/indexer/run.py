@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..torch_ops.run import prepare
 from . import backends, products, selection
 from .problem import Problem, parts
 from .products import Gradients
@@ -51,7 +52,7 @@ def scores(problem: Problem, backend: str, needs_gradients: bool) -> Tensor:
     if kernel is None:
         return Scores.apply(problem.q, problem.k, problem.weights, problem)
     out = unseen_scores(problem)
-    with backends.on_device(out):
+    with prepare.on_device(out.device):
         kernel(out, slice(0, problem.rows))
     return out
 
@@ -66,7 +67,7 @@ def topk(problem: Problem, count: int, returns_scores: bool, backend: str) -> tu
     values = problem.weights.new_empty(problem.rows, count) if returns_scores else None
     width = -(-problem.columns // ROW_MULTIPLE) * ROW_MULTIPLE
     height = max(CHUNK_BYTES // (problem.score_dtype.itemsize * max(width, 1)), 1)
-    with backends.on_device(indices):
+    with prepare.on_device(indices.device):
         for rows in parts(0, problem.rows, height):
             # Scores that a row does not see are not set, and nothing reads them.
             part = problem.weights.new_empty(rows.stop - rows.start, width)[:, : problem.columns]

@@ -163,6 +163,7 @@ def backward(
         else:
             step = GATHERED_NUMBERS // columns if flags.deterministic else LISTED_ROWS // (pattern.keep * pattern.lists)
         step = max(step, 1)
+        k_rows, v_rows, *totals = (heads.of_rows(x) for x in (k, v, *sums))
         for first in range(0, q.shape[0], step):
             part = slice(first, first + step)
             of_part = Saved(*(None if x is None else x[part] for x in saved))  # type: ignore[arg-type]
@@ -170,7 +171,6 @@ def backward(
             if backend is None:
                 dq[part] = _backward_of(of_part, q[part], k, v, heads, rows, count, flags, sums, by_kernel)
                 continue
-            k_rows, v_rows, *totals = (heads.of_rows(x) for x in (k, v, *sums))
             targets = totals
             if flags.deterministic:
                 targets = [x.new_empty(rows.numel(), *x.shape[1:]) for x in totals]
@@ -241,13 +241,14 @@ def _add_in_order(totals: list[Tensor], rows: Tensor, count: Tensor, gradients: 
     keys = totals[0].shape[0]
     is_used = torch.arange(rows.shape[-1], device=rows.device) < count[..., None]
     numbers, order = torch.where(is_used, rows, keys).flatten().sort(stable=True)
+    order = order.int()
     starts = torch.searchsorted(
         numbers, torch.arange(keys + 1, device=rows.device, dtype=numbers.dtype), out_int32=True
     )
     with prepare.on_device(rows.device):
         for total, x in zip(totals, gradients):
             cfg = OrderedSumsConfig(x.dtype, x.shape[-1])
-            ORDERED_SUMS.launcher(cfg, chip_of(x.device))((x, order.int(), starts, total))
+            ORDERED_SUMS.launcher(cfg, chip_of(x.device))((x, order, starts, total))
 
 
 def _with_sink(out: Tensor, lse: Tensor, sink: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tensor]:

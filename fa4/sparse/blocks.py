@@ -42,9 +42,8 @@ def block_mask(
     table = torch.zeros(batch, queries, lists, columns + 1, dtype=torch.uint8, device=indices.device)
     table = table.scatter_(3, chosen, FULL)[..., :columns].transpose(1, 2)
     is_chosen = table == FULL
-    first = torch.arange(queries, device=indices.device)[None, :, None] * size + _for_pairs(
-        shift
-    )  # (batch or 1, queries, 1)
+    query = torch.arange(queries, device=indices.device)[:, None]
+    first = query[None] * size + _for_pairs(shift)  # (batch or 1, queries, 1)
     key = torch.arange(columns, device=indices.device) * size
     if rule.causal:
         table = torch.where(is_chosen & (key + size - 1 > first)[:, None], PARTIAL, table)

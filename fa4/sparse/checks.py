@@ -53,7 +53,7 @@ def check(t: Tensors, rule: Rule, per: str, max_seqlens: tuple[Any, Any], option
         raise ValueError(f"per is {per!r}, expected 'token' or 'block'")
     sizes = _check_layout(t, max_seqlens)
     if t.sink is not None:
-        _check_sink(t.sink, t.q)
+        common.check_sink("sink", t.sink, t.q)
     flags = common.flags(t.q, t.k, t.v, None, options)
     if t.page_table is not None and torch.is_grad_enabled():
         for name in ("q", "k", "v", "sink"):
@@ -101,7 +101,7 @@ def _check_layout(t: Tensors, max_seqlens: tuple[Any, Any]) -> Sizes:
         queries = common.max_seqlen("max_seqlen_q", max_seqlens[0], q.shape[0])
     else:
         queries = q.shape[1]
-        _refuse_bounds(max_seqlens[:1], ("max_seqlen_q",), "cu_seqlens_q")
+        _refuse_bound("max_seqlen_q", max_seqlens[0], "cu_seqlens_q")
     if t.cu_seqlens_k is not None:
         check_int32("cu_seqlens_k", t.cu_seqlens_k, q, batch + 1)
     if t.seqused_k is not None:
@@ -115,14 +115,13 @@ def _check_layout(t: Tensors, max_seqlens: tuple[Any, Any]) -> Sizes:
     if packed_k or is_paged:
         keys = min(common.max_seqlen("max_seqlen_k", max_seqlens[1], keys), keys)
     else:
-        _refuse_bounds(max_seqlens[1:], ("max_seqlen_k",), "cu_seqlens_k")
+        _refuse_bound("max_seqlen_k", max_seqlens[1], "cu_seqlens_k")
     return Sizes(batch, queries, keys)
 
 
-def _refuse_bounds(bounds: tuple[Any, ...], names: tuple[str, ...], missing: str) -> None:
-    for name, bound in zip(names, bounds):
-        if bound is not None:
-            raise ValueError(f"{name} is given without {missing}")
+def _refuse_bound(name: str, bound: Any, missing: str) -> None:
+    if bound is not None:
+        raise ValueError(f"{name} is given without {missing}")
 
 
 def _check_pages(table: Tensor, k: Tensor, q: Tensor, batch: int) -> int:
@@ -134,13 +133,6 @@ def _check_pages(table: Tensor, k: Tensor, q: Tensor, batch: int) -> int:
     if k.shape[1] == 0:
         raise ValueError(f"k has shape {shown(k)}, expected pages of at least 1 row")
     return table.shape[1] * k.shape[1]
-
-
-def _check_sink(sink: Tensor, q: Tensor) -> None:
-    check_plain("sink", sink, q)
-    common.check_dtype("sink", sink)
-    if sink.shape != (q.shape[-2],):
-        raise ValueError(f"sink has shape {shown(sink)}, expected ({q.shape[-2]},): one logit per query head")
 
 
 def _leading(t: Tensors, rule: Rule, per: str, sizes: Sizes) -> tuple[tuple[int, ...], str]:

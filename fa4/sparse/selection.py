@@ -103,9 +103,8 @@ def selected_rows(
         is_kept = is_kept & ((rows > position) | (rows < position - rule.window))
         near = near.expand(*indices.shape[:2], rule.window + 1)
         rows, is_kept = torch.cat((rows, near), 2), torch.cat((is_kept, (near >= 0) & (near < end)), 2)
-    slots = torch.where(is_kept, is_kept.cumsum(2) - 1, keep).clamp(
-        max=keep
-    )  # (of lists with duplicates, too, if many)
+    # Lists with duplicates may have more rows than `keep`.
+    slots = torch.where(is_kept, is_kept.cumsum(2) - 1, keep).clamp(max=keep)
     packed = rows.new_zeros(*rows.shape[:2], keep + 1, dtype=torch.int32)
     packed.scatter_(2, slots, rows.int())
     return packed[..., :keep], is_kept.sum(2).clamp(max=keep).int()

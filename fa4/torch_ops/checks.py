@@ -151,7 +151,7 @@ def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
     """Return the operator's flags; checks everything but q, k, v themselves."""
     softmax_scale, causal, window_size, softcap, deterministic, backend = options
     if sink is not None:
-        _check_sink(sink, q)
+        check_sink("learnable_sink", sink, q)
     for name, x in (("q", q), ("k", k), ("v", v), ("learnable_sink", sink)):
         if x is not None and carries_tangent(x):  # operators without a forward-mode rule would drop it, as if it were 0
             raise NotImplementedError(f"{name} carries a tangent, but fa4 attention has no forward-mode derivative")
@@ -318,11 +318,12 @@ def check_e2m1_scales(label: str, scales: Any, name: str, x: Tensor) -> None:
         raise ValueError(f"{label} has shape {shown(scales)}, expected {expected} beside {name} {shown(x)}")
 
 
-def _check_sink(sink: Tensor, q: Tensor) -> None:
-    check_plain("learnable_sink", sink, q)
-    check_dtype("learnable_sink", sink)
+def check_sink(name: str, sink: Tensor, q: Tensor) -> None:
+    """Raise unless a sink has one logit for each query head."""
+    check_plain(name, sink, q)
+    check_dtype(name, sink)
     if sink.shape != (q.shape[-2],):
-        raise ValueError(f"learnable_sink has shape {shown(sink)}, expected ({q.shape[-2]},): one logit per query head")
+        raise ValueError(f"{name} has shape {shown(sink)}, expected ({q.shape[-2]},): one logit per query head")
 
 
 def check_int32(name: str, x: Tensor | None, q: Tensor, length: int | None, like: str = "q") -> Tensor:
