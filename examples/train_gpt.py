@@ -29,15 +29,18 @@ class Block(nn.Module):
     def forward(self, x):
         heads = self.qkv(self.norms[0](x)).unflatten(-1, (-1, HEAD_DIM))  # (batch, seqlen, heads, head_dim)
         q, k, v = heads.split([HEADS, HEADS_KV, HEADS_KV], dim=2)
-        x = x + self.project(fa4.flash_attn_func(q, k, v, causal=True).flatten(2))
+        x = x + self.project(self.attend(q, k, v, x).flatten(2))
         return x + self.mlp(self.norms[1](x))
+
+    def attend(self, q, k, v, x):
+        return fa4.flash_attn_func(q, k, v, causal=True)
 
 
 class GPT(nn.Module):
-    def __init__(self, seqlen):
+    def __init__(self, seqlen, block=Block):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(256, HIDDEN), nn.Embedding(seqlen, HIDDEN)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(block() for _ in range(LAYERS)))
         self.head = nn.Linear(HIDDEN, 256)
 
     def forward(self, tokens):
@@ -45,19 +48,16 @@ class GPT(nn.Module):
         return self.head(self.blocks(self.tokens(tokens) + self.positions(at)))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--seqlen", type=int, default=64)
-    options = parser.parse_args()
+def train(block, steps, seqlen):
+    """Train a GPT of such blocks; return the loss of each step."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = GPT(options.seqlen).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
+    model = GPT(seqlen, block).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
     text = torch.tensor(list(TEXT * 20), device=device)
     losses = []
-    for step in range(options.steps):
-        starts = torch.randint(len(text) - options.seqlen - 1, (4,))
-        rows = torch.stack([text[s : s + options.seqlen + 1] for s in starts])
+    for step in range(steps):
+        starts = torch.randint(len(text) - seqlen - 1, (4,))
+        rows = torch.stack([text[s : s + seqlen + 1] for s in starts])
         loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1).float(), rows[:, 1:].flatten())
         model.zero_grad()
         loss.backward()
@@ -65,9 +65,18 @@ def main():
             for parameter in model.parameters():
                 parameter -= 0.3 * parameter.grad.clamp(-0.1, 0.1)
         losses.append(loss.item())
-        if step % 10 == 0 or step + 1 == options.steps:
+        if step % 10 == 0 or step + 1 == steps:
             print(f"step {step:3}  loss {losses[-1]:.3f}")
     assert losses[-1] < 0.8 * losses[0], "it does not learn"
+    return losses
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seqlen", type=int, default=64)
+    options = parser.parse_args()
+    train(Block, options.steps, options.seqlen)
 
 
 if __name__ == "__main__":

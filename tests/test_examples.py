@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-ALONE = {"custom_mask": [], "decode_with_pages": [], "finetune_transformers": [], "train_gpt": ["--steps", "15"]}
+ALONE = {
+    "custom_mask": [],
+    "decode_with_pages": [],
+    "finetune_transformers": [],
+    "sparse_gpt": ["--steps", "12"],
+    "train_gpt": ["--steps", "15"],
+}
 TOGETHER = ["long_context"]
 
 
@@ -23,6 +29,7 @@ def test_an_example_runs(name, monkeypatch, capsys):
     if name == "finetune_transformers":
         pytest.importorskip("transformers", reason="hooks into it")
     monkeypatch.setattr(sys, "argv", [name, *ALONE[name]])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
 
