@@ -21,6 +21,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from ..core.constant import Constant
+from ..core.lanes import inclusive_sum
 from ..core.program import Program
 from ..core.vec_io import bits, load_floats
 from ..pipeline.roles import WARP
@@ -158,15 +159,6 @@ def choose_digit(memory: cutlass.Constexpr[Memory], rest: Int32):
             memory.shared[DIGIT] = last - i
             memory.shared[REST] = rest - before
         before = before + counts[i]
-
-
-def inclusive_sum(value: Int32) -> Int32:
-    """Return the sum over this lane and all lower ones."""
-    lane = cute.arch.lane_idx()
-    for offset in (1, 2, 4, 8, 16):
-        lower = cute.arch.shuffle_sync_up(value, offset=offset)
-        value = value + Int32(cutlass.select_(lane >= offset, lower, Int32(0)))
-    return value
 
 
 @cute.jit

@@ -50,7 +50,7 @@ def sparse_attention(
         k: (batch, seqlen_k, heads_kv, head_dim); packed, (total_k, heads_kv, head_dim); with page_table (pages, rows of
             a page, heads_kv, head_dim). v: the same with head_dim_v columns. For latent attention v is k[..., :512].
         indices: int32 numbers of blocks of keys, counted from a sequence's first key, in any order; -1 for none. Blocks
-            past the last key hold none. A block may be in a list once.
+            past the last key hold none. A block that is in a list twice counts once.
             per="token": (batch, seqlen_q, lists, n); packed, (total_q, lists, n).
             per="block": (batch, ceil(seqlen_q / granularity), lists, n); packed, max_seqlen_q in place of seqlen_q.
             lists: 1 for all heads, heads_kv, or heads_q.

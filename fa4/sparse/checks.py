@@ -170,7 +170,7 @@ def _check_lists(t: Tensors, leading: tuple[int, ...], axes: str) -> None:
 
 
 def _check_values(t: Tensors) -> None:
-    """Raise ValueError for a wrong number of a block or count, and for a block that is in a list twice."""
+    """Raise ValueError for a wrong number of a block or count."""
     indices, counts = t.indices, t.counts
     n = indices.shape[-1]
     if counts is not None and counts.numel():
@@ -188,9 +188,3 @@ def _check_values(t: Tensors) -> None:
         indices = torch.where(is_read, indices, -1)
     if int(indices.min()) < -1:
         raise ValueError(f"indices has {int(indices.min())}, expected 0 or more, or -1 for none")
-    ordered = indices.sort(-1).values
-    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    if bool(twice.any()):
-        *place, _ = twice.nonzero()[0].tolist()
-        number = int(ordered[..., 1:][twice][0])
-        raise ValueError(f"indices has block {number} twice at {place}, expected a block once in a list")

@@ -86,7 +86,7 @@ def selected_rows(
         keep: at least the largest number of keys that a query attends to.
 
     Returns:
-        rows (tokens, lists, keep) int32: in the order of the list, then the window; 0 from the second result on.
+        rows (tokens, lists, keep) int32: ascending, each once; 0 from the second result on.
         count (tokens, lists) int32.
     """
     position, end = places.position[:, None, None], places.end[:, None, None]
@@ -100,14 +100,16 @@ def selected_rows(
         is_kept = is_kept & (rows <= position)
     if rule.window is not None:
         near = position - torch.arange(rule.window, -1, -1, device=indices.device)
-        is_kept = is_kept & ((rows > position) | (rows < position - rule.window))
         near = near.expand(*indices.shape[:2], rule.window + 1)
         rows, is_kept = torch.cat((rows, near), 2), torch.cat((is_kept, (near >= 0) & (near < end)), 2)
-    # Lists with duplicates may have more rows than `keep`.
-    slots = torch.where(is_kept, is_kept.cumsum(2) - 1, keep).clamp(max=keep)
+    none = torch.iinfo(rows.dtype).max
+    rows = torch.where(is_kept, rows, none).sort(2).values
+    is_kept = rows != none
+    is_kept[..., 1:] &= rows[..., 1:] != rows[..., :-1]
+    slots = torch.where(is_kept, is_kept.cumsum(2) - 1, keep)
     packed = rows.new_zeros(*rows.shape[:2], keep + 1, dtype=torch.int32)
     packed.scatter_(2, slots, rows.int())
-    return packed[..., :keep], is_kept.sum(2).clamp(max=keep).int()
+    return packed[..., :keep], is_kept.sum(2).int()
 
 
 def in_memory(rows: Tensor, places: Places, layout: Layout) -> Tensor:

@@ -57,11 +57,13 @@ class SparseCall:
 def _lists(
     row: Row, sizes: tuple[int, ...], blocks: int, most: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """indices (*sizes, n) of different blocks in any order, with holes and, for `some`, blocks past the last; and
-    counts."""
+    """indices (*sizes, n) of blocks in any order, with holes and, for `some`, blocks past the last and blocks that are
+    there twice; and counts."""
     n = {"some": min(blocks + 2, most), "all": blocks, "none": min(blocks, most)}[row["chosen"]]
     past = blocks + 2 if row["chosen"] == "some" else blocks
     order = torch.rand(*sizes, past, generator=generator).argsort(-1)[..., :n].int()
+    if row["chosen"] == "some":
+        order = torch.where(torch.rand(order.shape, generator=generator) < 0.1, order.roll(1, -1), order)
     if row["chosen"] != "all":
         holes = 1.1 if row["chosen"] == "none" else 0.2
         order = torch.where(torch.rand(order.shape, generator=generator) < holes, -1, order)
