@@ -208,6 +208,12 @@ def is_shared() -> bool:
     return context is not None and context.shared
 
 
+def is_emulating() -> bool:
+    """Return whether kernels that are launched in this context run on an emulated chip."""
+    context = device_context.get()
+    return context is not None and context.emulated is not None and context.emulated.emulated
+
+
 @contextlib.contextmanager
 def inside(context: DeviceContext | None) -> Iterator[None]:
     """Set the device context of this thread inside this context."""

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from . import disk, env, linked, manifest, toolchain
-from .device import Chip, dry_run
+from .device import Chip, dry_run, is_emulating
 
 Launcher = Callable[..., None]
 
@@ -111,7 +111,8 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip, names: tuple[str,
         key: plain values (str, int, float, bool, None, dtype, enum, tuples of these) that determine the code.
         build: returns the result of `compile_kernel`. Called at most once per key and process, and once per key among
             the processes that share a disk cache; twice if that disk cannot be written.
-        chip: where it will run. Emulated chips have separate entries: these call another runtime.
+        chip: where it will run. Kernels compiled while a chip is emulated, whatever record of a chip is given, have
+            separate entries: these call another runtime.
         names: of the key's values after the first, for `manifest`.
 
     Raises:
@@ -119,7 +120,7 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip, names: tuple[str,
         TypeError: the key holds something else, a tensor for example.
         ValueError: nothing can be compiled for the chip.
     """
-    full_key = (chip.target, chip.emulated, key)
+    full_key = (chip.target, chip.emulated or is_emulating(), key)
     if chip.dry_run is not None:
         _check_plain(key)
         return chip.dry_run.compile(full_key, build, names)

@@ -46,6 +46,17 @@ def test_data_are_right_and_every_section_is_timed(number, bench):
         assert all(row.q25 <= row.median <= row.q75 for row in rows)
 
 
+def test_kernels_that_were_compiled_in_emulation_are_kept_as_such(tmp_path, monkeypatch):
+    """A benchmark names the chip of a GPU: its kernel was linked for one, and the next process could not load it."""
+    monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
+    bench, chip = next(bench for bench in run.BENCHES if bench.name == "issue ex2"), chip_by_number(90)
+    for _ in range(2):
+        monkeypatch.setattr(jit, "_launchers", {})
+        with emulate(chip.target, sms=2):
+            run.launch_bench(bench, chip, torch.device("cpu"), 2)
+    assert [path.suffix for path in tmp_path.iterdir() if path.suffix in (".o", ".so")] == [".o"]
+
+
 def test_names_are_different():
     assert [name for name, n in Counter(bench.name for bench in run.BENCHES).items() if n > 1] == []
 
