@@ -1,5 +1,6 @@
 """Fixtures shared by every test; fresh memory is poisoned, so that a result nobody wrote cannot look right."""
 
+import collections
 import datetime
 import itertools
 import os
@@ -32,16 +33,20 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keep a stretch of each rotating module: neighbouring tests share compiled kernels."""
+    """Keep a stretch of the tests of a module that rotate in the same number of parts: neighbours share kernels."""
     if config.option.part is None:
         return
     part, chosen = int(config.option.part), []
     for _, module in itertools.groupby(items, key=lambda item: item.path):
         tests = list(module)
-        rotating = [item for item in tests if item.get_closest_marker("rotates")]
-        parts = rotating[0].get_closest_marker("rotates").args[0] if rotating else 1
-        first, stop = (len(rotating) * (part % parts + i) // parts for i in (0, 1))
-        left_out = {id(item) for item in rotating[:first] + rotating[stop:]}
+        rotating = collections.defaultdict(list)
+        for item in tests:
+            if marker := item.get_closest_marker("rotates"):
+                rotating[marker.args[0]].append(item)
+        left_out = set()
+        for parts, group in rotating.items():
+            first, stop = (len(group) * (part % parts + i) // parts for i in (0, 1))
+            left_out |= {id(item) for item in group[:first] + group[stop:]}
         chosen += [item for item in tests if id(item) not in left_out]
     kept = {id(item) for item in chosen}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])

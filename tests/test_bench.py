@@ -341,6 +341,7 @@ ROOT = Path(__file__).parents[1]
 COMMITTED = sorted((ROOT / "bench" / "results").glob("*.jsonl"))
 
 
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_plot_draws_a_committed_file_or_says_why_not(path, tmp_path):
     result = CliRunner().invoke(plot.main, [str(path), "--output", str(tmp_path / "rows.png")])

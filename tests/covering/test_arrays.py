@@ -64,6 +64,7 @@ def _rows_of(model: Model, draw: random.Random, **chosen: str) -> Iterator[Row]:
             yield row
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_rows_get_the_backend_that_the_model_says(chip, seed, one_thread):
     """All rows of a chip's arrays, and random rows, get its own backend, except rows that `foreign` names."""

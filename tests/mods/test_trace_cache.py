@@ -125,7 +125,7 @@ def test_what_is_kept_does_not_grow():
     calls(600)  # more than the table of traces holds
     gc.collect()
     kept, registry = len(trace_cache._cached_mods), len(weakref.finalize._registry)
-    for work in (functools.partial(calls, 40), functools.partial(keeps, 20_000)):
+    for work in (functools.partial(calls, 40), functools.partial(keeps, 10_000)):
         gc.collect()
         tracemalloc.start()
         work()

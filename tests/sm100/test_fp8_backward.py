@@ -156,6 +156,7 @@ def test_zero_gradients(precision, seed):
     assert all(torch.count_nonzero(x) == 0 for x in grads[:3])
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "changes",
     [

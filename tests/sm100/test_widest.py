@@ -139,7 +139,7 @@ def test_converted_stages_are_handed_over_without_waiting_for_loads(seed):
         assert sum(slow in opcode for opcode in opcodes) <= 3, slow
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -56,7 +56,7 @@ LATENT = AttentionSpec(torch.bfloat16, 576, 512, 16, 1, 0.1, window_right=0, has
 E4M3, INT8, ROWS = torch.float8_e4m3fn, torch.int8, scaled_rows.DTYPE
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     "changes",
     [

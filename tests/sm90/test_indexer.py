@@ -186,6 +186,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("options", CONFIGS, ids=lambda options: "-".join(str(x) for x in options.values()))
 def test_kernels_compile_and_fit(options):
     tokens = max(plan.COLUMNS // options["heads"], 1)

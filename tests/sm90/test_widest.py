@@ -26,14 +26,14 @@ KERNELS = Kernels("sm90", "sm_90a", Plan)
 CHIP = chip_by_number(90)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("dims", [(512, 512), (320, 264), (576, 512), (64, 328), (264, 16)], ids=str)
 def test_sequences_of_any_length(dims, seed):
     """Columns that are whole panels and that are not; V of fewer panels than CTAs."""
     check_forward(KERNELS, replace(PACKED, head_dim=dims[0], head_dim_v=dims[1]), seed)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("case", NAMED, ids=str)
 def test_named_case(case, seed):
     """logits_1e4: row maxima grow, so O is rescaled between products."""
