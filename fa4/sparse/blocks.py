@@ -51,7 +51,8 @@ def block_mask(
     if rule.window is not None:
         is_near = (key <= first + size - 1) & (key + size > first - rule.window)
         table = torch.where((table == 0) & is_near[:, None], PARTIAL, table)
-    of_heads = table.repeat_interleave(heads // lists, 1)
+    # Lists for all heads have one head.
+    of_heads = table if lists == 1 else table.repeat_interleave(heads // lists, 1)
     names = ("num_blocks", "indices")
     of_queries: tuple[Tensor | None, ...] = (None,) * 4
     if needs_backward:

@@ -135,8 +135,12 @@ def listed(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _ordered(selected: Tensor) -> tuple[Tensor, Tensor]:
     """Return counts and lists; the selected blocks come first, ascending."""
-    order = torch.argsort((~selected).to(torch.uint8), dim=-1, stable=True)
-    return selected.sum(-1).to(torch.int32).contiguous(), order.to(torch.int32).contiguous()
+    before = selected.cumsum(-1, dtype=torch.int32)
+    count = selected.sum(-1, dtype=torch.int32)
+    column = torch.arange(selected.shape[-1], device=selected.device, dtype=torch.int32)
+    place = torch.where(selected, before - 1, count[..., None] + column - before)
+    order = torch.empty_like(place).scatter_(-1, place.long(), column.expand_as(place))
+    return count, order
 
 
 def block_lists(block_mask: Any, both_sides: bool) -> BlockLists:
