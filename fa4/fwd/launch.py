@@ -24,7 +24,7 @@ class Maps(NamedTuple):
     """TMA maps of matrices (rows, head_dim, heads, batch), varlen without batch; some are `seq_bounded_tma`."""
 
     q: TmaMap
-    k: TmaMap | None  # k and v: None without `KvLoad.TMA`
+    k: TmaMap | None  # k and v: None if TMA does not load them; with `KvLoad.ROWS` (pages, head_dim)
     v: TmaMap | None
     o: TmaMap | None  # None if O is stored without TMA
 
@@ -34,7 +34,7 @@ class ForwardKernelArguments:
     """Run-time arguments of the kernel. Row mode of a matrix: (query), or with pack_gqa (head in group, query)."""
 
     maps: Maps
-    k: cute.Tensor | None  # k and v: global memory, (rows of a page, columns, heads, pages), without `KvLoad.TMA`
+    k: cute.Tensor | None  # k and v: global memory, (rows of a page, columns, heads, pages), if TMA does not load them
     v: cute.Tensor | None
     out: cute.Tensor  # global memory, (rows, head_dim_v, heads, batch), varlen without batch; parts as in lse
     lse: cute.Tensor  # (rows, 1, heads, batch), varlen (rows, 1, heads); with split-KV, a last mode of parts
@@ -80,20 +80,18 @@ class ForwardKernel(ForwardProgram[Config], RoleKernel[Config]):
     def begin(self, call: ForwardArguments, cfg: Config, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
         sizes, scalars = call.sizes, plan.Scalars(*call.scalars)
-        matrices = (
-            (call.q, cfg.seq_bounded_q),
-            (call.k, cfg.seq_bounded_k),
-            (call.v, cfg.seq_bounded_k),
-            (call.out, cfg.seq_bounded_o),
-        )
+        by_rows = cfg.kv_load is KvLoad.ROWS
+        k, v = (_rows_of_pages(x) if by_rows else x for x in (call.k, call.v))
+        ends_k = cfg.seq_bounded_k and not by_rows
+        matrices = (call.q, cfg.seq_bounded_q), (k, ends_k), (v, ends_k), (call.out, cfg.seq_bounded_o)
         *loaded, stored = (seq_bounded_tma(x) if is_seq_bounded else x for x, is_seq_bounded in matrices)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
         multicast = [cfg.sharers(name) for name in ("q", "k", "v")]
-        parts = zip(loaded[: 2 + cfg.loads_v if cfg.kv_load is KvLoad.TMA else 1], tiles, multicast)
+        parts = zip(loaded[: 2 + cfg.loads_v if cfg.has_kv_maps else 1], tiles, multicast)
         loads = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in parts]
         loads += [None] * (3 - len(loads))
         load_q, load_k, load_v = loads
-        plain = (None, None) if cfg.kv_load is KvLoad.TMA else (call.k, call.v)
+        plain = (None, None) if cfg.has_kv_maps else (call.k, call.v)
         store_o = None if cfg.out_store is OutStore.DIRECT else TmaTile.store(stored, cfg.o_tile).map
         maps = Maps(load_q, load_k, load_v, store_o)
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
@@ -112,3 +110,8 @@ class ForwardKernel(ForwardProgram[Config], RoleKernel[Config]):
         )  # fmt: skip
         ctas = args.tiles * cfg.ctas
         self.start(args, cfg, cutlass.min(ctas, sizes.ctas // cfg.ctas * cfg.ctas) if cfg.persistent else ctas, stream)
+
+
+def _rows_of_pages(x: cute.Tensor) -> cute.Tensor:
+    """View k or v whose pages have one row, of one head, as (pages, columns)."""
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[3, 1]))

@@ -30,6 +30,7 @@ class KvLoad(enum.Enum):
     """How K and V get to shared memory."""
 
     TMA = "by TMA"
+    ROWS = "by TMA, any four rows at a time"
     GATHER = "row by row, copied by the gather role"
     FETCH = "row by row, numbers of 8 or 4 bits loaded into registers and converted there"
 
@@ -170,6 +171,11 @@ class ForwardVariant(ForwardOptions):
     def rounds_largest_p(self) -> bool:
         """Whether the largest P of a row may be rounded."""
         return True
+
+    @property
+    def has_kv_maps(self) -> bool:
+        """Whether TMA loads K and V."""
+        return self.kv_load in (KvLoad.TMA, KvLoad.ROWS)
 
     @property
     def seq_bounded_k(self) -> bool:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Int16, Int32
-from cutlass._mlir.dialects import nvvm
+from cutlass import Int16, Int32, Int64
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import cute_nvgpu, nvvm
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ..core.constant import Constant
@@ -131,6 +132,37 @@ def tma_load_panel(
     """Whole warp: start loading one panel of a tile; `panel` may be a run-time value. rank: as in `tma_load`."""
     shared, glob = _partition(tma, matrix, row_tile, pointer, 1, rank)
     cute.copy(tma.atom, glob[None, panel], shared[None, 0], tma_bar_ptr=barrier)
+
+
+def descriptor_of(tma: TmaTile) -> Int64:
+    """Return the generic address of the TMA map of a load."""
+    pointer = ir.Type.parse("!cute.ptr<!cute_nvgpu.tma_descriptor_tiled, generic, align<64>>")
+    executable = cute_nvgpu.atom_make_exec_tma(tma.atom._trait.value)
+    address = cute_nvgpu.get_tma_desc_addr(pointer, executable)  # the bindings make it a `cute.Pointer`
+    return Int64(cute_nvgpu.cast_tma_desc_to_integer(Int64.mlir_type, address.value))
+
+
+def tma_gather(
+    descriptor: Int64, rows: list[Int32], column: Int32, address: Int32, barrier: cute.Pointer, ctas: int
+) -> None:
+    """Each thread (sm_100): start loading 128 bytes of any four rows of a matrix to consecutive rows of a panel.
+
+    Args:
+        descriptor: of the map of a (rows, columns) tensor, whose boxes have one row. column: of the first element.
+        address: of the first row in this CTA's shared memory.
+        barrier: counts the bytes; with two `ctas`, the one at this address in the first CTA of the pair.
+    """
+    pair, own = (".cta_group::2", 0xFEFFFFFF) if ctas == 2 else ("", 0xFFFFFFFF)
+    coordinates = ", ".join(f"{{$r{i}}}" for i in range(3, 8))
+    cute.arch.inline_ptx(
+        f"""{{
+        .reg .b32 barrier;
+        and.b32 barrier, {{$r2}}, {own};
+        cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes{pair}
+            [{{$r0}}], [{{$r1}}, {{ {coordinates} }}], [barrier];
+        }}""",
+        read_only_args=[address, descriptor, barrier.toint(), column, *rows],
+    )
 
 
 def tma_store(tma: TmaTile, matrix: cute.Tensor, row_tile: Int32, pointer: cute.Pointer) -> None:

@@ -99,7 +99,7 @@ def narrow_cache_limits(spec: AttentionSpec) -> Iterator[str]:
 
 @_limit(
     "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192 (of 8-bit numbers: up to 256; "
-    "none of 4-bit numbers)",
+    "none of 4-bit numbers), but for pages of one row of one key/value head above head_dim 256",
     Feature.PAGES,
 )
 def sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
@@ -107,7 +107,7 @@ def sm100_page_limits(spec: AttentionSpec) -> Iterator[str]:
     is_fetched = spec.cache is not None and spec.cache.converts_kv and (spec.cache.is_nvfp4 or widest > 256)
     if spec.cache is None or not spec.cache.is_scattered or is_fetched:
         return
-    if widest > 192:
+    if widest > 192 and not (widest > 256 and spec.cache.page_size == 1 and spec.heads_kv == 1):
         yield f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)"
 
 

@@ -11,7 +11,6 @@ from ...core.cache import Keys
 from ...core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks
 from ...core.rows import Rows
 from ..launch import ForwardContext
-from ..variant import KvLoad
 
 
 class Work(NamedTuple):
@@ -42,7 +41,7 @@ def work_tile(context: ForwardContext, index: Int32) -> Work:
     m_block, head, batch = args.order.at(tile)
     query_rows = args.lengths.query_rows_of(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
-    k = args.maps.k.tensor if cfg.kv_load is KvLoad.TMA else args.k
+    k = args.maps.k.tensor if cfg.has_kv_maps else args.k
     keys = Keys.of(args.lengths, args.cache, k, batch, cfg)
     k = keys.rows
     left = args.left if cfg.has_left else None

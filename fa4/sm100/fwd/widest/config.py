@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ....fwd.variant import FetchingVariant, OutStore
+from ....fwd.variant import FetchingVariant, KvLoad, OutStore
 from ....pipeline.smem import Tile
 from ...stages import CTA_ROWS, PAIR, STAGE_BYTES, d_columns
 
@@ -51,7 +51,14 @@ class WidestConfig(FetchingVariant):
         """Keys of a stage of V."""
         return Tile(CTA_ROWS, self.head_dim_v, pieces=self._pieces(CTA_ROWS))
 
+    @property
+    def kv_load(self) -> KvLoad:
+        is_scattered = self.cache is not None and self.cache.is_scattered and not self.converts_kv
+        return KvLoad.ROWS if is_scattered else super(WidestConfig, self).kv_load
+
     def _pieces(self, keys: int) -> int:
+        if self.kv_load is KvLoad.ROWS:
+            return keys
         return 1 if self.cache is None or self.converts_kv else self.cache.pieces(keys)
 
     @property

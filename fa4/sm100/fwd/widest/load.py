@@ -22,6 +22,7 @@ from ...stage_products import Pieces, load_by_panels, load_by_rows
 from ...stages import CTA_ROWS, PAIR
 from ..work import key_block
 from .context import WidestContext
+from .gather import gather_blocks
 from .work import work_of_pair
 
 
@@ -33,6 +34,8 @@ def load(context: WidestContext):
         load_q(context, work, produce(ends.load_softmax_Q if const_expr(context.cfg.scales_q) else ends.load_mma_Q))
         if const_expr(context.cfg.kv_load is KvLoad.TMA):
             load_blocks(context, work, produce(ends.load_mma_KV))
+        if const_expr(context.cfg.kv_load is KvLoad.ROWS):
+            gather_blocks(context, work, produce(ends.load_mma_KV))
 
 
 @cute.jit
