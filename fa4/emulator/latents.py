@@ -1,4 +1,5 @@
-"""Predicted time of attention over latents: absorbed MLA. Values are the first columns of the keys.
+"""Predicted time of attention over latents, absorbed MLA: dense, or of each query to the keys that it lists. Values are
+the first columns of the keys.
 
 Two lengths give the rate of a CTA, two sequences against one the cost of a tile. A tile of flash-attn-4 is all 128
 heads of a query, with all keys; one of fa4 is 128 rows with the keys of one of its plan's parts.
@@ -31,13 +32,15 @@ _STEP = 128  # keys of flash-attn-4
 
 @dataclass(frozen=True)
 class Latents:
-    """rows: queries of each sequence, whose last one sees all of its `keys`."""
+    """rows: queries of each sequence, whose last one sees all of its `keys`. cached: if not 0, each query has a list of
+    `keys` keys out of so many, and sees all of them."""
 
     batch: int
     rows: int
     keys: int
     causal: bool
     heads: int = HEADS
+    cached: int = 0
 
     @property
     def keys_of_rows(self) -> list[int]:
@@ -61,7 +64,8 @@ def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str =
         raise ValueError(f"attention over latents of {package} is predicted for {HEADS} heads only")
     table = chip_table(chip)
     launches = [(1, _KEYS), (1, 2 * _KEYS), (2, _KEYS)]
-    records = [_recorded(chip, package, problem.heads, batch, keys, problem.causal) for batch, keys in launches]
+    how = package, problem.heads, problem.causal, bool(problem.cached)
+    records = [_recorded(chip, *how, batch, keys) for batch, keys in launches]
     times = tuple(replay(record, chip=table) for record in records)
     samples = [Sample.of(found, batch) for found, (batch, _) in zip(times, launches)]
     each = len(times[-1].ends) > times[-1].sms  # each tile had a CTA
@@ -74,7 +78,8 @@ def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str =
     slots = table.sms // math.prod(times[0].record.launch.cluster)
     scheduler = TileScheduler.PER_CTA if each else TileScheduler.DYNAMIC
     computing = makespan(work, slots, cost, scheduler, table.numbers["replace"].value)
-    read = 2 * problem.batch * problem.keys * (_ROPE + _LATENT) / table.sms / table.numbers["dram_bytes"].value
+    read = 2 * problem.batch * (problem.cached or problem.keys) * (_ROPE + _LATENT)
+    read = read / table.sms / table.numbers["dram_bytes"].value
     cycles = max(computing, read)
     busy = {name: share * computing / cycles for name, share in steady(times, samples, fit).items()}
     busy = dict(sorted({**busy, "dram": read / cycles}.items(), key=lambda item: -item[1]))
@@ -90,6 +95,10 @@ def _tiles(problem: Latents, flops: float) -> list[float]:
 
 def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[float], float]:
     """The same of fa4's plan, and the cycles of the kernel that joins the parts."""
+    if problem.cached:  # each query is a sequence, and its list the page table
+        lists = problem.batch * problem.rows
+        work, _ = _tiles_of_plan(Latents(lists, 1, problem.keys, False, problem.heads), flops, chip)
+        return work, _selection(chip, problem.keys, lists)
     spec = AttentionSpec(
         torch.bfloat16, _ROPE + _LATENT, _LATENT, problem.heads, 1, 0.1, v_in_k=True, cache=CacheSpec(),
         window_right=0 if problem.causal else None,
@@ -110,9 +119,30 @@ def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[floa
     return work, numbers["launch"].value + parts / table.sms / numbers["dram_bytes"].value
 
 
+def _selection(chip: str, keys: int, lists: int) -> float:
+    """Cycles of the kernel that makes lists of rows, if lists share multiprocessors as two and four of them do."""
+    table = chip_table(chip)
+    few, more = (replay(_recorded_selection(chip, keys, 2 * count), chip=table).cycles for count in (2, 4))
+    return few + (more - few) / 2 * max(lists / table.sms - 2, 0)
+
+
+@lru_cache(maxsize=4)
+def _recorded_selection(chip: str, keys: int, lists: int) -> Record:
+    from fa4.sparse.attend import Heads, Pattern
+    from fa4.sparse.selection import Layout, Rule
+
+    cached, generator = 32 * keys, torch.Generator().manual_seed(0)
+    indices = torch.stack([torch.randperm(cached, generator=generator)[:keys] for _ in range(lists)])
+    pattern = Pattern(indices[:, None].int(), None, Rule(1, True, None), Layout(1, lists, cached))
+    with emulate(chip, timing=True, sms=2, checks=Checks(races=False, poison=False)) as gpu:
+        pattern.rows(0, lists, Heads(1, 1, 1), by_kernel=True)
+    (record,) = (launch.record for launch in gpu.launches if launch.record is not None)
+    return record
+
+
 @lru_cache(maxsize=16)
-def _recorded(chip: str, package: str, heads: int, batch: int, keys: int, causal: bool) -> Record:
-    """Record one query a sequence."""
+def _recorded(chip: str, package: str, heads: int, causal: bool, has_lists: bool, batch: int, keys: int) -> Record:
+    """Record one query a sequence; lists have all keys, in another order."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(rows: int, heads: int, columns: int) -> Tensor:
@@ -121,23 +151,37 @@ def _recorded(chip: str, package: str, heads: int, batch: int, keys: int, causal
 
     options = {"sms": 2, "checks": Checks(races=False, poison=False), **PACKAGES[package].options}
     with emulate(chip, timing=True, **options) as gpu:
-        _RECORDED[package](normal, heads, keys, causal)
+        lists = None
+        if has_lists:
+            order = torch.stack([torch.randperm(keys, generator=generator) for _ in range(batch)]).int()
+            lists = order.cuda() if PACKAGES[package].options else order
+        _RECORDED[package](normal, heads, keys, causal, lists)
     (record,) = (launch.record for launch in gpu.launches if launch.record is not None)
     return record
 
 
-def _flash_attn_4(normal: Callable[[int, int, int], Tensor], heads: int, keys: int, causal: bool) -> None:
+Normal = Callable[[int, int, int], Tensor]  # (rows, heads, columns) -> (batch, rows, heads, columns)
+
+
+def _flash_attn_4(normal: Normal, heads: int, keys: int, causal: bool, lists: Tensor | None) -> None:
     from flash_attn.cute.interface import flash_attn_func
 
     q, qv = normal(1, heads, _ROPE), normal(1, heads, _LATENT)
-    flash_attn_func(q, normal(keys, 1, _ROPE), normal(keys, 1, _LATENT), qv, causal=causal)
+    more = {} if lists is None else dict(gather_kv_indices=lists[:, None])
+    flash_attn_func(q, normal(keys, 1, _ROPE), normal(keys, 1, _LATENT), qv, causal=causal, **more)
 
 
-def _fa4(normal: Callable[[int, int, int], Tensor], heads: int, keys: int, causal: bool) -> None:
+def _fa4(normal: Normal, heads: int, keys: int, causal: bool, lists: Tensor | None) -> None:
     import fa4
 
     q, k = normal(1, heads, _ROPE + _LATENT), normal(keys, 1, _ROPE + _LATENT)
-    fa4.flash_attn_with_kvcache(q, k, k[..., :_LATENT], causal=causal, num_splits=1)
+    if lists is None:
+        fa4.flash_attn_with_kvcache(q, k, k[..., :_LATENT], causal=causal, num_splits=1)
+        return
+    k = k.flatten(0, 1)[:, None]  # pages of one row
+    used = torch.full((len(q),), keys, dtype=torch.int32)
+    options = dict(page_table=lists, cache_seqlens=used, num_splits=1)
+    fa4.flash_attn_with_kvcache(q, k, k[..., :_LATENT], **options)
 
 
 _RECORDED = {"flash-attn-4": _flash_attn_4, "fa4": _fa4}
