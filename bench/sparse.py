@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,8 +193,38 @@ def fields(row: Row) -> dict:
 _COLUMNS = {"forward": ("fa4", "dense", "flex"), "backward": ("fa4", "deterministic", "dense", "flex")}
 
 
+PREDICTED = (("fa4", 128), ("flash-attn-4", 128), ("fa4", 64), ("cudnn-frontend", 64))  # provider, heads
+
+
+def predicted() -> Iterator[dict]:
+    """Predict forwards of latents on a B200: 4096 queries, lists of 2048 of 32768 keys. Rows as JSON has them."""
+    from fa4.emulator.latents import Latents, predict_latents
+
+    for provider, heads in PREDICTED:
+        problem = Latents(1, 4096, 2048, causal=False, heads=heads, cached=32768)
+        about = dict(machine=dict(device="B200, predicted"), provider=provider, problem=asdict(problem))
+        try:
+            found = predict_latents(problem, provider)
+        except ImportError as error:
+            yield about | dict(skipped=str(error))
+            continue
+        rates = dict(tflops=found.tflops, cycles=found.cycles, bound=found.bound, issue_model=found.times[0].source)
+        yield about | rates
+
+
+def predicted_table(rows: list[dict]) -> str:
+    """Such rows as markdown."""
+    lines = ["| heads of a list | package | predicted TFLOP/s | bound |", "|--:|---|--:|---|"]
+    for row in rows:
+        rate = f"{row['tflops']:.0f} | {row['bound']}" if "tflops" in row else f"| {row['skipped']}"
+        lines.append(f"| {row['problem']['heads']} | {row['provider']} | {rate} |")
+    return "\n".join(lines)
+
+
 def table(rows: list[dict]) -> str:
     """Rows of a file as markdown."""
+    if rows and "provider" in rows[0]:
+        return predicted_table(rows)
     names = [f"{who} {direction}" for direction, columns in _COLUMNS.items() for who in columns]
     shares = "fa4 forward", "fa4 backward", "deterministic backward"
     head = [
@@ -218,9 +249,19 @@ def table(rows: list[dict]) -> str:
 @click.option("--graphs/--no-graphs", default=True, show_default=True, help="Time replays of CUDA graphs.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Add rows to a file, lines of JSON.")
 @click.option("--show", type=click.Path(exists=True), help="Measure nothing; print the table of this file's rows.")
-def main(cases: str, seconds: float, flex: bool, graphs: bool, out: str | None, show: str | None) -> None:
+@click.option("--predict", is_flag=True, help="Measure nothing; predict latents on a B200, beside installed packages.")
+def main(
+    cases: str, seconds: float, flex: bool, graphs: bool, out: str | None, show: str | None, predict: bool
+) -> None:
     if show is not None:
         print(table([json.loads(line) for line in Path(show).read_text().splitlines()]))
+        return
+    if predict:
+        rows = list(predicted())
+        print(table(rows))
+        if out is not None:
+            with Path(out).open("a") as file:
+                file.writelines(json.dumps(row | dict(commit=commit())) + "\n" for row in rows)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = dict(machine=facts(device), commit=commit(), graphs=graphs)

@@ -28,6 +28,7 @@ from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 HEADS, _ROPE, _LATENT = 128, 64, 512  # heads of flash-attn-4
 _KEYS = 1024  # of the shorter replay
 _STEP = 128  # keys of flash-attn-4
+_CUDNN, _CUDNN_HEADS = "cudnn-frontend", 64
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,15 @@ def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str =
     """
     if package not in _RECORDED or chip != "sm_100a":
         raise ValueError(f"attention over latents of {package} on {chip} is not predicted")
-    if package != "fa4" and problem.heads != HEADS:
+    if package == "flash-attn-4" and problem.heads != HEADS:
         raise ValueError(f"attention over latents of {package} is predicted for {HEADS} heads only")
+    if package == _CUDNN and (problem.heads, bool(problem.cached)) != (_CUDNN_HEADS, True):
+        raise ValueError(f"attention over latents of {package} is predicted for lists and {_CUDNN_HEADS} heads only")
     table = chip_table(chip)
     launches = [(1, _KEYS), (1, 2 * _KEYS), (2, _KEYS)]
     how = package, problem.heads, problem.causal, bool(problem.cached)
-    records = [_recorded(chip, *how, batch, keys) for batch, keys in launches]
+    sms = math.prod(_recorded(chip, *how, *launches[0], 2).launch.cluster)
+    records = [_recorded(chip, *how, batch, keys, sms) for batch, keys in launches]
     times = tuple(replay(record, chip=table) for record in records)
     samples = [Sample.of(found, batch) for found, (batch, _) in zip(times, launches)]
     each = len(times[-1].ends) > times[-1].sms  # each tile had a CTA
@@ -141,7 +145,9 @@ def _recorded_selection(chip: str, keys: int, lists: int) -> Record:
 
 
 @lru_cache(maxsize=16)
-def _recorded(chip: str, package: str, heads: int, causal: bool, has_lists: bool, batch: int, keys: int) -> Record:
+def _recorded(
+    chip: str, package: str, heads: int, causal: bool, has_lists: bool, batch: int, keys: int, sms: int
+) -> Record:
     """Record one query a sequence; lists have all keys, in another order."""
     generator = torch.Generator().manual_seed(0)
 
@@ -149,7 +155,7 @@ def _recorded(chip: str, package: str, heads: int, causal: bool, has_lists: bool
         made = torch.randn(batch, rows, heads, columns, generator=generator).to(torch.bfloat16)
         return made.cuda() if PACKAGES[package].options else made
 
-    options = {"sms": 2, "checks": Checks(races=False, poison=False), **PACKAGES[package].options}
+    options = {"sms": sms, "checks": Checks(races=False, poison=False), **PACKAGES[package].options}
     with emulate(chip, timing=True, **options) as gpu:
         lists = None
         if has_lists:
@@ -184,4 +190,13 @@ def _fa4(normal: Normal, heads: int, keys: int, causal: bool, lists: Tensor | No
     fa4.flash_attn_with_kvcache(q, k, k[..., :_LATENT], **options)
 
 
-_RECORDED = {"flash-attn-4": _flash_attn_4, "fa4": _fa4}
+def _cudnn(normal: Normal, heads: int, keys: int, causal: bool, lists: Tensor | None) -> None:
+    from cudnn.deepseek_sparse_attention import sparse_attention_forward_wrapper
+
+    assert lists is not None
+    q, kv = normal(1, heads, _ROPE + _LATENT).flatten(0, 1), normal(keys, 1, _ROPE + _LATENT).flatten(0, 2)
+    first = torch.arange(len(lists), dtype=lists.dtype, device=lists.device)[:, None] * keys
+    sparse_attention_forward_wrapper(q, kv, lists + first)
+
+
+_RECORDED = {"flash-attn-4": _flash_attn_4, "fa4": _fa4, _CUDNN: _cudnn}
