@@ -50,9 +50,9 @@ HELD = [  # cycles
 def test_a_predicted_row_stays_what_it_was(problem, cycles):
     found = predict(problem)
     assert found.cycles == pytest.approx(cycles, rel=0.02)
-    events, instructions, lost = found.times[0].untied
+    events, instructions = found.times[0].untied
     # An elected lane's arrivals that the compiler for CUDA 12 moves to where no slot is tied to them.
-    assert instructions == lost == 0 and events <= 128
+    assert instructions == 0 and events <= 128
 
 
 @needs_machine_code
@@ -94,7 +94,7 @@ def test_portable_kernels_on_consumer_blackwell_stay_as_predicted(gpu, problem, 
     found = predict(problem, GPUS[gpu].chip, table=GPUS[gpu], tiles=tiles, backend="sm80")
     assert found.cycles == pytest.approx(cycles, rel=0.02)
     assert found.resident == resident and found.times[0].source == "machine code"
-    assert found.times[0].untied == (0, 0, 0)
+    assert found.times[0].untied == (0, 0)
     assert found.flops / found.cycles < GPUS[gpu].sms * GPUS[gpu].numbers["mma_flops"].value
     assert (found.auxiliary > 0) == (problem.direction == "bwd")
 

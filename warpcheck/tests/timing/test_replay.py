@@ -148,7 +148,7 @@ def test_what_was_recorded_is_replayed_and_nothing_else():
     report = launch(body, [source, target], block=128, timing=True)
     times = guessed(report.record)
     assert times.instructions == sum(warp.executed for warp in report.record.warps)
-    assert times.untied == (0, 0, 0)
+    assert times.untied == (0, 0)
     assert times.busy["smem"] * 128 == pytest.approx(512 + 512 + 2 * 4 * 128 * 1, rel=0.2)
     assert guessed(report.record).cycles == times.cycles  # the same from the same
 
@@ -244,3 +244,27 @@ def test_tiles_that_add_in_a_fixed_order_by_hand():
     assert ordered_makespan([(0, rows), (0, rows)], 2, cost, 100, 150, 5) == 10 + 300 + 150
     # Different sums do not wait for each other.
     assert ordered_makespan([(0, rows), (1, rows)], 2, cost, 100, 20, 5) == 310
+
+
+def test_an_instruction_that_the_compiler_merged_with_one_of_another_branch_is_replayed():
+    """One warp passes the other's machine instruction alone, and each waits for both."""
+    body = """
+    setp.lt.u32 %p0, %r0, 32;
+    @%p0 bra FIRST;
+    add.u32 %r3, %r0, 1;
+    bar.sync 1, 64;
+    bra DONE;
+FIRST:
+    add.u32 %r3, %r0, 2;
+    bar.sync 1, 64;
+DONE:
+"""
+    record = launch(body, [], block=64, timing=True).record
+    issue, instruction, carries = issue_of(record, guess=True), 10, 11  # columns, see core/replay.hpp
+    first, second = (i for i, x in enumerate(record.kernel.instructions) if x.opcode == "bar.sync")
+    slots = issue.slots.copy()
+    slots[(slots[:, instruction] == second) & (slots[:, carries] == 1), instruction] = -1
+    slots[slots[:, instruction] == first, instruction] = second
+    times = replay(record, replace(issue, slots=slots))
+    assert times.untied[0] > 0
+    assert times.cycles == pytest.approx(guessed(record).cycles, rel=0.5)

@@ -27,8 +27,7 @@ class Times:
     ends: CTA -> (start, end). busy: unit -> busy cycles, summed over the SMs. pipes: pipe -> busy cycles, summed over
     the schedulers. products: (n, 3) start, end and FLOPs. waited: (warp, PTX instruction) -> cycles. clocks: (n, 3)
     CTA, warp and time of each reading of an SM's clock. untied: numbers of events, and of instructions, without a slot
-    in the issue model (each got a slot of its own); and of events that were dropped because their slot was not
-    executed.
+    in the issue model that the warp executed; each got a slot of its own.
     """
 
     record: Record
@@ -43,7 +42,7 @@ class Times:
     waited: dict[tuple[int, int], float]
     intervals: list[tuple]
     clocks: np.ndarray
-    untied: tuple[int, int, int]
+    untied: tuple[int, int]
     misses: float
     source: str
 
@@ -131,7 +130,7 @@ def replay(
         dict(zip(issue.pipes, result["pipe_busy"])), result["issued"], result["instructions"],
         np.array(result["products"]).reshape(-1, 3), _waited(result["waited"]), result["intervals"],
         np.array(result["clocks"]).reshape(-1, 3),
-        (result["untied_events"], result["untied_instructions"], result["lost_events"]),
+        (result["untied_events"], result["untied_instructions"]),
         result["misses"] / max(1, result["loads"]), issue.source,
     )  # fmt: skip
 

@@ -59,8 +59,8 @@ def _text(times: Times) -> str:
     return "\n".join(lines)
 
 
-def _untied(untied: tuple[int, int, int]) -> str:
-    events, instructions, lost = untied
-    if not (events or instructions or lost):
+def _untied(untied: tuple[int, int]) -> str:
+    events, instructions = untied
+    if not (events or instructions):
         return ", every event tied"
-    return f", {events} events and {instructions} instructions untied, {lost} events left out"
+    return f", {events} events and {instructions} instructions untied"

@@ -87,7 +87,7 @@ Ref run(PyObject* arguments) {
     for (const Interval& i : r.intervals) append(intervals, tuple_of(i.track, i.sm, i.index, i.what, i.start, i.end));
     put(result, "intervals", intervals);
 #define X(name) put(result, #name, r.name);
-    X(cta_start) X(cta_end) X(busy) X(pipe_busy) X(waited) X(products) X(clocks) X(issued) X(instructions) X(untied_events) X(lost_events)
+    X(cta_start) X(cta_end) X(busy) X(pipe_busy) X(waited) X(products) X(clocks) X(issued) X(instructions) X(untied_events)
     X(untied_instructions) X(loads) X(misses) X(end) X(stuck)
 #undef X
     return result;

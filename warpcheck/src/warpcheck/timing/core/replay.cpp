@@ -187,14 +187,16 @@ private:
         queue_.push({time, order_++, what, a, b, c, d});
     }
 
+    struct Passage { int64_t block, first, last, at; };         // first and last instruction, position in the record
+    struct Happening { uint32_t event, events; int64_t at; };
+    using Held = std::unordered_map<int64_t, std::deque<Happening>>;        // by instruction
+
     // Converts the record of a warp to steps. The events of an instruction belong to the slot that carries it. If the
     // compiler moved that slot to another block, the events belong to the oldest passage of that block without them.
     void expand(Warp& w) {
         const auto& events = w.input->events;
-        struct Passage { int64_t block, first, last, at; };       // first and last instruction, position in the record
-        struct Happening { uint32_t event, events; int64_t at; };
         std::vector<Passage> passages;
-        std::unordered_map<int64_t, std::deque<Happening>> held;       // by instruction
+        Held held;
         int64_t at = 0, last = -2;
         size_t event = 0;
         for (const auto& run : w.input->runs)
@@ -225,6 +227,28 @@ private:
             again[k] = found == next.end() ? at : found->second;
             next[passages[k].block] = passages[k].at;
         }
+        const auto all = held;
+        const int64_t untied_before = result_.untied_events;
+        place(w, passages, again, held, {});
+        // The compiler may have merged an instruction with one of a block that this warp does not pass: then its events
+        // are placed where the warp executed it.
+        std::map<int64_t, Happening> late;
+        for (const auto& [i, left] : held)
+            for (const Happening& h : left) late.emplace(h.at, h);
+        if (late.empty()) return;
+        held = all;
+        for (auto& [i, of_instruction] : held)
+            of_instruction.erase(std::remove_if(of_instruction.begin(), of_instruction.end(), [&](const Happening& h) {
+                                     const auto found = late.find(h.at);
+                                     return found != late.end() && found->second.event == h.event;
+                                 }), of_instruction.end());
+        result_.untied_events = untied_before;
+        w.steps.clear();
+        place(w, passages, again, held, late);
+    }
+
+    // Appends the slots of the passages to the steps of a warp, with the events that they carry, and removes these.
+    void place(Warp& w, const std::vector<Passage>& passages, const std::vector<int64_t>& again, Held& held, const std::map<int64_t, Happening>& late) {
         const uint32_t untied = uint32_t(model_.slots.size() - 1);
         for (size_t k = 0; k < passages.size(); ++k) {
             const Passage& p = passages[k];
@@ -256,9 +280,12 @@ private:
                 w.steps.push_back({untied, found->second.front().event, found->second.front().events});
                 found->second.pop_front();
             }
+            const auto stop = k + 1 < passages.size() ? late.lower_bound(passages[k + 1].at) : late.end();
+            for (auto found = late.lower_bound(p.at); found != stop; ++found) {
+                result_.untied_events += found->second.events;
+                w.steps.push_back({untied, found->second.event, found->second.events});
+            }
         }
-        for (const auto& [i, left] : held)
-            for (const Happening& h : left) result_.lost_events += h.events;
     }
 
     void choose(Partition& p) {

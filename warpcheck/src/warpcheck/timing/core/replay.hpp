@@ -99,7 +99,7 @@ struct Result {
     std::vector<std::array<Cycles, 3>> products;    // start, end, FLOPs
     std::vector<Interval> intervals;
     std::vector<std::array<Cycles, 3>> clocks;      // CTA, warp, time at which the warp read its SM's clock
-    int64_t issued = 0, untied_events = 0, untied_instructions = 0, lost_events = 0, instructions = 0, misses = 0, loads = 0;
+    int64_t issued = 0, untied_events = 0, untied_instructions = 0, instructions = 0, misses = 0, loads = 0;
     Cycles end = 0;
     std::string stuck;
 };
