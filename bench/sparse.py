@@ -193,7 +193,7 @@ def fields(row: Row) -> dict:
 _COLUMNS = {"forward": ("fa4", "dense", "flex"), "backward": ("fa4", "deterministic", "dense", "flex")}
 
 
-PREDICTED = (("fa4", 128), ("flash-attn-4", 128), ("fa4", 64), ("cudnn-frontend", 64))  # provider, heads
+PREDICTED = tuple((name, heads) for heads in (128, 64) for name in ("fa4", "flash-attn-4", "cudnn-frontend"))  # provider, heads
 
 
 def predicted() -> Iterator[dict]:
@@ -205,7 +205,7 @@ def predicted() -> Iterator[dict]:
         about = dict(machine=dict(device="B200, predicted"), provider=provider, problem=asdict(problem))
         try:
             found = predict_latents(problem, provider)
-        except ImportError as error:
+        except (ImportError, ValueError) as error:
             yield about | dict(skipped=str(error))
             continue
         rates = dict(tflops=found.tflops, cycles=found.cycles, bound=found.bound, issue_model=found.times[0].source)

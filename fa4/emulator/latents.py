@@ -61,7 +61,7 @@ def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str =
     """
     if package not in _RECORDED or chip != "sm_100a":
         raise ValueError(f"attention over latents of {package} on {chip} is not predicted")
-    if package == "flash-attn-4" and problem.heads != HEADS:
+    if package == "flash-attn-4" and problem.heads != HEADS and not problem.cached:
         raise ValueError(f"attention over latents of {package} is predicted for {HEADS} heads only")
     if package == _CUDNN and (problem.heads, bool(problem.cached)) != (_CUDNN_HEADS, True):
         raise ValueError(f"attention over latents of {package} is predicted for lists and {_CUDNN_HEADS} heads only")
