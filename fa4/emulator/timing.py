@@ -75,7 +75,7 @@ def text(found: Prediction, sms: int) -> str:
         "  busy in between: " + ", ".join(f"{name} {share:.0%}" for name, share in list(found.busy.items())[:_SHOWN]),
     ]
     times = found.times[0]
-    lines.append(f"  issue model from {times.source}; untied events, instructions, lost events: {times.untied}")
+    lines.append(f"  issue model from {times.source}; untied events, instructions: {times.untied}")
     return "\n".join(lines)
 
 
