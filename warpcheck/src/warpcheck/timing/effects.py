@@ -49,7 +49,7 @@ class ProductKind(IntEnum):
 
 
 Effect = tuple[int, int, int]  # action and its two values
-IN_SHARED, ENDS_GROUP = 1, 2  # flags of wgmma: A is in shared memory; last product of its group
+IN_SHARED, ENDS_GROUP, K = 1, 2, 4  # of wgmma: A is in shared memory; last product of its group; times its K
 _NOTHING: Effect = (Action.NONE, 0, 0)
 _REGISTERS = {
     "16x64b": 1,
@@ -79,7 +79,7 @@ def effects(kernel: Kernel) -> list[Effect]:
 
 
 def effect(instruction: Instruction) -> Effect:
-    """Return action and values: bytes per warp (tensor memory), open groups (waits), N (wgmma), FLOPs and kind
+    """Return action and values: bytes per warp (tensor memory), open groups (waits), N and K (wgmma), FLOPs and kind
     (mma.sync)."""
     parts = instruction.parts
     root, name = parts[0], instruction.opcode
@@ -93,8 +93,8 @@ def effect(instruction: Instruction) -> Effect:
             return (Action.TMEM_WAIT_LOAD if parts[1].endswith("ld") else Action.TMEM_WAIT_STORE, 0, 0)
     elif root == "wgmma":
         if parts[1] == "mma_async":
-            n = next(int(part[4:].split("k")[0]) for part in parts if part.startswith("m64n"))
-            return (Action.WGMMA, n, IN_SHARED * (not isinstance(instruction.operands[1], Vector)))
+            n, k = map(int, next(part[4:].split("k") for part in parts if part.startswith("m64n")))
+            return (Action.WGMMA, n, K * k + IN_SHARED * (not isinstance(instruction.operands[1], Vector)))
         if parts[1] == "commit_group":
             return (Action.WGMMA_COMMIT, 0, 0)
         if parts[1] == "wait_group":

@@ -459,7 +459,7 @@ private:
                 w.ready = std::max(w.ready, p.tensor - cycles);
                 break;
             }
-            case Action::Wgmma: {           // first: N; second: bit 0 if A is in shared memory, bit 1 if it ends a group
+            case Action::Wgmma: {           // first: N; second: bit 0 if A is in shared memory, bit 1 if it ends a group, then K
                 const int64_t group = int64_t(w.input->warp) / 4;
                 auto& state = cta.warpgroups[group];
                 auto& mine = state.second[w.input->warp % 4];
@@ -473,7 +473,7 @@ private:
                     const Cycles n = Cycles(in.first);
                     e.smem = n / 4 + (in.second & 1 ? 16 : 0);
                     e.mma = std::max(n / 2, Cycles(0)) + chip_.wgmma_overhead;
-                    e.flops = 2 * 64 * n * 16;
+                    e.flops = 2 * 64 * n * Cycles(in.second >> 2);
                     e.earliest = t + (in.second & 1 ? chip_.wgmma_start_ss : chip_.wgmma_start);
                     e.cta = cta.input.number;
                     e.group = group;
