@@ -10,12 +10,13 @@ from warpcheck.host.modules import Modules, fatbins_in, machine_code
 from warpcheck.host.stored import register_stored
 from warpcheck.timing.code import assembler, cubin
 from warpcheck.timing.effects import ProductKind, effect
+from warpcheck.timing.issue import _CARRIERS
 from warpcheck.timing.sass import Slot, code, cycles_alone, issue_model
 from warpcheck.timing.sass.blocks import machine_blocks
 from warpcheck.timing.sass.control import Control
 from warpcheck.timing.sass.issue import tie
 from warpcheck.timing.sass.paths import path_coverage
-from warpcheck.timing.sass.pipes import rate
+from warpcheck.timing.sass.pipes import TABLE, rate
 from warpcheck.timing.sass.stalls import distances
 from warpcheck_cases import small_kernels
 from warpcheck_cases.handwritten import entry
@@ -265,3 +266,9 @@ def test_cycles_of_a_warp_alone(name):
     slots, issued, cycles = ALONE[name]
     result = cycles_alone(slots)
     assert list(result.issued) == issued and result.cycles == cycles
+
+
+def test_every_product_of_machine_code_performs_that_of_its_ptx():
+    """Those of 8-bit wgmma did so only in their own block of PTX, and a kernel's FLOPs were a half."""
+    products = {name.partition(".")[0] for row in TABLE if row.pipe == "tensor" for name in row.opcodes}
+    assert {name for name in products if name.endswith("MMA")} <= _CARRIERS

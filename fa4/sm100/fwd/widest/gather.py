@@ -69,7 +69,9 @@ class Gathered(Constant):
 
 
 @cute.jit
-def _gather(exists: Boolean, descriptor: Int64, rows: list[Int32], column: Int32, address: Int32, barrier: cute.Pointer):
+def _gather(
+    exists: Boolean, descriptor: Int64, rows: list[Int32], column: Int32, address: Int32, barrier: cute.Pointer
+):
     if exists:
         tma_gather(descriptor, rows, column, address, barrier, PAIR)
 
