@@ -71,8 +71,8 @@ CACHES = (
         "window", (90, 430), capacity=448, queries=(3, 7), heads_q=16, window_size=(250, 0), page_size=8, **LATENT
     ),
     CacheCase("rows_anywhere", (650, 70, 0), capacity=660, queries=3, heads_q=16, page_size=1, sink=True, **LATENT),
-    CacheCase("rows_after_padding", (650, 70), capacity=660, leftpad=(9, 70), page_size=1, heads_q=128, window_size=(300, 0),
-              **LATENT),
+    CacheCase("rows_after_padding", (650, 70), capacity=660, leftpad=(9, 70), page_size=1, heads_q=128,
+              window_size=(300, 0), **LATENT),
     CacheCase("rows_of_own_values", (290, 40), queries=70, capacity=512, heads_q=6, head_dim=512, head_dim_v=320,
               page_size=1),
     CacheCase("own_values", (290, 40), capacity=512, heads_q=6, head_dim=512, head_dim_v=320, page_size=256),

@@ -1,4 +1,4 @@
-"""Part of the load role, for pages of one row: loads any rows of K and V by TMA, four with each instruction of a thread.
+"""Part of the load role, for pages of one row: loads any rows of K and V by TMA, four with each instruction.
 
 The stages, and what is in them, are those of `load`. One instruction of each thread fills a stage. The numbers of a
 part's rows are loaded while the part before it is.
@@ -42,7 +42,7 @@ def gather_blocks(context: WidestContext, work: Work, kv: Cursor):
 
 @dataclass(frozen=True)
 class Gathered(Constant):
-    """K or V of a work tile. numbers: of the rows that this thread loads of a block, those of the last `load_numbers`."""
+    """K or V of a work tile. numbers: rows that this thread loads of a block, those of the last `load_numbers`."""
 
     context: WidestContext
     work: Work
@@ -58,8 +58,8 @@ class Gathered(Constant):
             self.numbers[place + i] = page_at(keys.table, keys.rows.first + key, pages)
 
     def fill(self, kv: Cursor, rows: int, place: int, panel: Int32, panels: int) -> None:
-        """Load the stage of the cursor: `panels` panels of `rows` rows. panel: the one that this thread loads a part of,
-        in a row of K or V; any if the stage has none for this thread."""
+        """Load the stage of the cursor: `panels` panels of `rows` rows. panel: number in a row of K or V of the one that
+        this thread loads a part of; any if the stage has none for this thread."""
         kv.expect_tx(panels * rows * PANEL_ROW_BYTES, self.context.args.order.rank)
         address = self.context.smem.address("KV") + kv.stage * STAGE_BYTES
         address += cute.arch.lane_idx() * (_ROWS * PANEL_ROW_BYTES)  # the panels of a stage lie one after the other
