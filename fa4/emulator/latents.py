@@ -82,8 +82,8 @@ def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str =
     slots = table.sms // math.prod(times[0].record.launch.cluster)
     scheduler = TileScheduler.PER_CTA if each else TileScheduler.DYNAMIC
     computing = makespan(work, slots, cost, scheduler, table.numbers["replace"].value)
-    read = 2 * problem.batch * (problem.cached or problem.keys) * (_ROPE + _LATENT)
-    read = read / table.sms / table.numbers["dram_bytes"].value
+    nbytes = 2 * problem.batch * (problem.cached or problem.keys) * (_ROPE + _LATENT)
+    read = nbytes / table.sms / table.numbers["dram_bytes"].value
     cycles = max(computing, read)
     busy = {name: share * computing / cycles for name, share in steady(times, samples, fit).items()}
     busy = dict(sorted({**busy, "dram": read / cycles}.items(), key=lambda item: -item[1]))

@@ -58,8 +58,8 @@ class Gathered(Constant):
             self.numbers[place + i] = page_at(keys.table, keys.rows.first + key, pages)
 
     def fill(self, kv: Cursor, rows: int, place: int, panel: Int32, panels: int) -> None:
-        """Load the stage of the cursor: `panels` panels of `rows` rows. panel: number in a row of K or V of the one that
-        this thread loads a part of; any if the stage has none for this thread."""
+        """Load the stage of the cursor: `panels` panels of `rows` rows. panel: the one in a row of K or V that this
+        thread loads a part of; any if the stage has none for this thread."""
         kv.expect_tx(panels * rows * PANEL_ROW_BYTES, self.context.args.order.rank)
         address = self.context.smem.address("KV") + kv.stage * STAGE_BYTES
         address += cute.arch.lane_idx() * (_ROWS * PANEL_ROW_BYTES)  # the panels of a stage lie one after the other
