@@ -59,7 +59,7 @@ def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str =
     Raises:
         ValueError: the package, chip or number of heads is not predicted.
     """
-    if package not in _RECORDED or chip != "sm_100a":
+    if package not in _RECORDED or chip not in ("sm_100a", "sm_103a"):
         raise ValueError(f"attention over latents of {package} on {chip} is not predicted")
     if package == "flash-attn-4" and problem.heads != HEADS and not problem.cached:
         raise ValueError(f"attention over latents of {package} is predicted for {HEADS} heads only")

@@ -181,8 +181,8 @@ def predict(
     if chip == "sm_90a" and (problem.causal or problem.direction == "bwd"):
         raise ValueError(f"causal forwards and backwards on {chip} are not predicted: tiles change with the length")
     rows = _rows_of(package)
-    if (chip, problem.head_dim) not in rows:
-        listed = ", ".join(str(head_dim) for of_chip, head_dim in rows if of_chip == chip) or "none"
+    if (_like(chip), problem.head_dim) not in rows:
+        listed = ", ".join(str(head_dim) for of_chip, head_dim in rows if of_chip == _like(chip)) or "none"
         raise ValueError(f"{package}: head_dim {problem.head_dim} on {chip} is not predicted, only {listed}")
     long = PACKAGES[package].long
     shortest = long if long is not None and problem.seqlen >= long else 0  # length with the problem's kernels
@@ -199,7 +199,7 @@ def predict(
         replayed = _forward(table, package, small, timeline, every, cfg.ctas, forward.tiles)
     else:
         ctas = _CTAS.get(problem.head_dim, 1)
-        replayed = _forward(table, package, small, timeline, rows[chip, problem.head_dim] * ctas, ctas)
+        replayed = _forward(table, package, small, timeline, rows[_like(chip), problem.head_dim] * ctas, ctas)
     return _whole(problem, table, package, replayed, clock or table.clock_of(problem.direction))
 
 
@@ -228,6 +228,11 @@ def plan_on(chip: str, spec: AttentionSpec, extent: ProblemSize) -> Any:
     return dispatch.plan(spec, extent, chip_by_target(chip))
 
 
+def _like(chip: str) -> str:
+    """Return the chip with the same tiles and schedules that the tables of this module name."""
+    return {"sm_103a": "sm_100a"}.get(chip, chip)
+
+
 def _rows_of(package: str) -> dict[tuple[str, int], int]:
     return {_CUDNN: _CUDNN_ROWS, "fa4": _OWN_ROWS}.get(package, _ROWS)
 
@@ -240,7 +245,7 @@ def _schedule(problem: Problem, chip: str, package: str, replayed: _Replayed) ->
     if problem.direction == "fwd":
         l2_group = pairs if package == _CUDNN else min(pairs, _l2_group(problem))
         return TileSchedule(
-            _rows_of(package)[chip, problem.head_dim] * ctas, 128, TileScheduler.STATIC, l2_group, True, ctas
+            _rows_of(package)[_like(chip), problem.head_dim] * ctas, 128, TileScheduler.STATIC, l2_group, True, ctas
         )
     step = 256 if problem.head_dim == 256 else 128  # of queries, that a causal mask leaves out
     l2_group = 1 if package == _CUDNN else min(pairs, _l2_group(problem))
@@ -331,11 +336,11 @@ def _forward(
 ) -> _Replayed:
     """Replay the forward. rows: of a causal problem's unit, whole tiles. ctas: of a cluster. tiles: row of fa4's
     table."""
-    sms = max(_SMS[table.chip], ctas)
+    sms = max(_SMS[_like(table.chip)], ctas)
     if problem.causal:
         shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
     else:
-        every = sms * _rows_of(package)[table.chip, problem.head_dim]
+        every = sms * _rows_of(package)[_like(table.chip), problem.head_dim]
         shapes = [Shape(every, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
     launched = [_replay(table, package, problem, shape, timeline, sms, tiles) for shape in shapes]
     return _Replayed(tuple(main for (main,) in launched), tuple(shapes))
@@ -343,7 +348,7 @@ def _forward(
 
 def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> list[_Replayed]:
     """Replay the backward. Return its main kernels; the first one has the kernels before and after them."""
-    base = _SMS[table.chip]
+    base = _SMS[_like(table.chip)]
     sms = max(base, _CTAS[512]) if package == _CUDNN and problem.head_dim > 256 else base
     auxiliary = _replay(table, package, problem, _AUXILIARY, timeline, sms)
     of_main = next(times for times in auxiliary if times.flops)

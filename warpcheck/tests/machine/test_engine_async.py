@@ -10,6 +10,7 @@ from warpcheck.errors import (
     Misaligned,
     OutOfBounds,
     TmemMisuse,
+    UnknownInstruction,
 )
 from warpcheck.machine import EmulationOptions, Machine, load_core
 from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, entry, launch, pointers
@@ -202,6 +203,36 @@ def test_tensor_memory_round_trip_and_leak():
         launch(TMEM.format(body=body.replace("tcgen05.wait::st.sync.aligned;", ""), free=FREE), [out], block=128)
     with pytest.raises(TmemMisuse, match="not allocated"):
         launch(TMEM.format(body=body.replace("[%r5]", "[%r5+40]"), free=FREE), [out], block=128)
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        ("min.f32", lambda x: np.fmin.reduce(x, 1)),
+        ("max.f32", lambda x: np.fmax.reduce(x, 1)),
+        ("max.abs.f32", lambda x: np.fmax.reduce(np.abs(x), 1)),
+        ("min.NaN.f32", lambda x: np.minimum.reduce(x, 1)),
+        ("max.s32", lambda x: x.view(np.int32).max(1).view(np.float32)),
+        ("min.u32", lambda x: x.view(np.uint32).min(1).view(np.float32)),
+    ],
+)
+def test_a_load_of_tensor_memory_reduces_each_lane(operation, expected, seed):
+    """tcgen05.ld.red, PTX ISA 9.7.16.8.3: the loaded columns as they are, and one register with their extreme."""
+    values = np.random.default_rng(seed).standard_normal((128, 4)).astype(np.float32)
+    values[3, 1] = np.nan
+    out = np.zeros((128, 5), np.float32)
+    body = f"""mul.wide.u32 %d0, %r0, 16; add.s64 %d0, %a0, %d0;
+        ld.global.b32 %r10, [%d0]; ld.global.b32 %r11, [%d0+4]; ld.global.b32 %r12, [%d0+8]; ld.global.b32 %r13, [%d0+12];
+        tcgen05.st.sync.aligned.32x32b.x4.b32 [%r5], {{%r10, %r11, %r12, %r13}}; tcgen05.wait::st.sync.aligned;
+        tcgen05.ld.red.sync.aligned.32x32b.x4.{operation} {{%r20, %r21, %r22, %r23}}, %r24, [%r5];
+        tcgen05.wait::ld.sync.aligned;
+        mul.wide.u32 %d1, %r0, 20; add.s64 %d1, %a1, %d1;
+        {" ".join(f"st.global.b32 [%d1+{4 * i}], %r{20 + i};" for i in range(5))}"""
+    launch(TMEM.format(body=body, free=FREE), [values, out], block=128, target="sm_103a")
+    np.testing.assert_array_equal(out[:, :4].view(np.uint32), values.view(np.uint32))
+    np.testing.assert_array_equal(out[:, 4], expected(values), err_msg=f"seed {seed}")
+    with pytest.raises(UnknownInstruction, match="chips that have it: sm_103a"):
+        launch(TMEM.format(body=body, free=FREE), [values, out], block=128)
 
 
 CANCEL = """

@@ -190,7 +190,7 @@ TABLE = """
 9.7.16.7 tcgen05.alloc: tcgen05.alloc.cta_group::[1|2].sync.aligned.shared::cta.b32 (S),R; tcgen05.alloc.cta_group::1.sync.aligned.b32 (S),64
 9.7.16.7 tcgen05.dealloc: tcgen05.dealloc.cta_group::[1|2].sync.aligned.b32 M,R
 9.7.16.7 tcgen05.relinquish_alloc_permit: tcgen05.relinquish_alloc_permit.cta_group::[1|2].sync.aligned
-9.7.16.8 tcgen05.ld: tcgen05.ld.sync.aligned.32x32b.x1[|.pack::16b].b32 {R},(M); tcgen05.ld.sync.aligned.16x64b.x2.b32 R2,(M); tcgen05.ld.sync.aligned.16x128b.x2.b32 R4,(M); tcgen05.ld.sync.aligned.16x256b.x2.b32 R8,(M); tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {R},(M),2; tcgen05.ld.red.sync.aligned.32x32b.x2.min.f32 R2,R,(M)
+9.7.16.8 tcgen05.ld: tcgen05.ld.sync.aligned.32x32b.x1[|.pack::16b].b32 {R},(M); tcgen05.ld.sync.aligned.16x64b.x2.b32 R2,(M); tcgen05.ld.sync.aligned.16x128b.x2.b32 R4,(M); tcgen05.ld.sync.aligned.16x256b.x2.b32 R8,(M); tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {R},(M),2; tcgen05.ld.red.sync.aligned.32x32b.x2.[min|max.abs|max.NaN].f32 R2,R,(M); tcgen05.ld.red.sync.aligned.16x32bx2.x2.max.[s32|u32] R2,R,(M),2
 9.7.16.8 tcgen05.st: tcgen05.st.sync.aligned.32x32b.x1[|.unpack::16b].b32 (M),{R}; tcgen05.st.sync.aligned.16x64b.x2.b32 (M),R2; tcgen05.st.sync.aligned.16x128b.x2.b32 (M),R4; tcgen05.st.sync.aligned.16x256b.x2.b32 (M),R8; tcgen05.st.sync.aligned.16x32bx2.x1.b32 (M),2,{R}
 9.7.16.8 tcgen05.wait: tcgen05.wait::[ld|st].sync.aligned
 9.7.16.9 tcgen05.cp: tcgen05.cp.cta_group::[1|2].[128x256b|4x256b|128x128b] (M),D; tcgen05.cp.cta_group::1.[64x128b.warpx2::02_13|64x128b.warpx2::01_23|32x128b.warpx4] (M),D; tcgen05.cp.cta_group::1.128x256b.b8x16.[b4x16_p64|b6x16_p32] (M),D

@@ -36,6 +36,7 @@ def _family(number: int) -> Callable[[ChipFacts], bool]:
 _REQUIREMENTS = (
     _row(r"wgmma\.", _family(90)),
     _row(r"tcgen05\.", lambda facts: facts.tmem_columns > 0),
+    _row(r"tcgen05\.ld\.red\.", lambda facts: facts.number in (101, 103, 110)),
     _row(r"mma\..*\.(kind::|block_scale\b|e2m1\b|e2m3\b|e3m2\b)", _family(120)),
     _row(r"mma\..*\.(e4m3|e5m2)\b", _since(89)),
     _row(r"ldmatrix\..*\.(m16n16|m8n16)\b", _since(100)),

@@ -145,6 +145,18 @@ _B200 = ChipTable(
     _fit(1.882, "fitted: flash-attn-4's backward, full, d 128, 4k and 16k; 1.965 is the most"),
 )  # fmt: skip
 
+# Units other than these are as a B200's; exponentials are in `sass.pipes`.
+_B300 = replace(
+    _B200, chip="sm_103a", gpu="B300", sms=160,
+    clock=_fit(1.647, "fitted: flash-attn-4's forward, full, d 128, 16k: 1882 TFLOP/s (its pull request 2605)"),
+    clock_backward=None,
+    numbers={
+        **_B200.numbers,
+        "l2_bytes": _C(65, "law: a B200's 20.45 TB/s over 160 SMs at 1.965 GHz"),
+        "dram_bytes": _C(27.3, "law: a B200's 7.2 TB/s over 160 SMs at 1.647 GHz; NVIDIA names 8 TB/s for both"),
+    },
+)  # fmt: skip
+
 _H100 = ChipTable(
     "sm_90a", "H100", 132, _B(1.71, "cycles over time of single forwards, Nsight Compute: 1.71 to 1.8"),
     {
@@ -261,8 +273,8 @@ _GB10 = replace(
     },
 )  # fmt: skip
 
-GPUS = {table.gpu: table for table in (_B200, _H100, _RTX_5090, _RTX_PRO_6000, _GB10)}
-TABLES = {table.chip: table for table in (_B200, _H100, _RTX_5090, _GB10)}  # of the GPU that `machine.chips` names
+GPUS = {table.gpu: table for table in (_B200, _B300, _H100, _RTX_5090, _RTX_PRO_6000, _GB10)}
+TABLES = {table.chip: table for table in (_B200, _B300, _H100, _RTX_5090, _GB10)}  # of the GPU that `machine.chips` names
 
 
 def chip_table(chip: str) -> ChipTable:

@@ -186,19 +186,11 @@ void Engine::warp_op(Exec& x) {
             uint32_t r = x.src(0)[x.first_lane()];
             bool first = true;
             for_lanes(mask, [&](int l) {
-                const uint32_t v = x.src(0)[l];
-                if (first) { first = false; r = in.type == Type::f32 && m.abs ? v & 0x7FFFFFFF : v; return; }
+                const uint32_t v = in.type == Type::f32 && m.abs ? x.src(0)[l] & 0x7FFFFFFF : x.src(0)[l];
+                if (first) { first = false; r = v; return; }
                 switch (m.operation) {
                     case ReduceOp::Add: r += v; break;
-                    case ReduceOp::Min: case ReduceOp::Max: {
-                        const bool min = m.operation == ReduceOp::Min;
-                        if (in.type == Type::f32) {
-                            float a = bits_to_float(r), b = bits_to_float(m.abs ? v & 0x7FFFFFFF : v);
-                            r = float_to_bits(min ? min_number(a, b, m.nan) : max_number(a, b, m.nan));
-                        } else if (in.type == Type::s32) r = uint32_t(min ? std::min(int32_t(r), int32_t(v)) : std::max(int32_t(r), int32_t(v)));
-                        else r = min ? std::min(r, v) : std::max(r, v);
-                        break;
-                    }
+                    case ReduceOp::Min: case ReduceOp::Max: r = extreme_bits(in.type, m.operation == ReduceOp::Min, m.nan, r, v); break;
                     case ReduceOp::And: r &= v; break;
                     case ReduceOp::Or: r |= v; break;
                     default: r ^= v;

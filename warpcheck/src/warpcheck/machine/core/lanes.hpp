@@ -1,6 +1,7 @@
 // Lane-wise access to register rows: read and write one lane, and map a function over the active lanes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -32,6 +33,16 @@ inline void for_lanes(uint32_t mask, F&& f) {
         return;
     }
     for (uint32_t m = mask; m; m &= m - 1) f(__builtin_ctz(m));
+}
+
+// The smaller or larger of two values of 32 bits.
+inline uint32_t extreme_bits(Type type, bool min, bool nan, uint32_t a, uint32_t b) {
+    if (type == Type::f32) {
+        const float x = bits_to_float(a), y = bits_to_float(b);
+        return float_to_bits(min ? min_number(x, y, nan) : max_number(x, y, nan));
+    }
+    if (type == Type::s32) return uint32_t(min ? std::min(int32_t(a), int32_t(b)) : std::max(int32_t(a), int32_t(b)));
+    return min ? std::min(a, b) : std::max(a, b);
 }
 
 template <class A, class R = A, class F>

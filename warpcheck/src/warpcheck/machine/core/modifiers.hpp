@@ -62,7 +62,9 @@
 /* tensor cores; group: CTAs of cta_group */
 #define WARPCHECK_TMEM_ALLOC(F) F(int, group) F(int, offset) F(Space, space)
 #define WARPCHECK_TMEM_GROUP(F) F(int, group)
-#define WARPCHECK_TMEM_MOVE(F) F(TmemShape, shape) F(int, repeat) F(bool, pack16) F(int, offset) F(int, split)
+/* reduces: one more destination has the extreme, `operation`, of the others */
+#define WARPCHECK_TMEM_MOVE(F) \
+    F(TmemShape, shape) F(int, repeat) F(bool, pack16) F(int, offset) F(int, split) F(bool, reduces) F(ReduceOp, operation) F(bool, abs) F(bool, nan)
 #define WARPCHECK_TMEM_WAIT(F) F(bool, stores)
 #define WARPCHECK_TMEM_FENCE(F) F(bool, after)
 #define WARPCHECK_TMEM_COPY(F) F(int, group) F(int, offset) F(TmemCopyShape, shape) F(TmemCopyFormat, format)

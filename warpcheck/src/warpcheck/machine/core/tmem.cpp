@@ -136,12 +136,12 @@ void Engine::tmem_ld_st(Exec& x) {
                                    std::to_string(quarter + 31) + ", not " + std::to_string(r.lane) + ".." + std::to_string(r.lane + r.lanes - 1));
     }
     const uint32_t n = tmem_registers(access);
-    if (n != (is_load ? x.in.ndst : x.sources() - 1)) fail(Check::IllegalInstruction, "the number of registers does not fit the shape");
+    if (n + m.reduces != (is_load ? x.in.ndst : x.sources() - 1)) fail(Check::IllegalInstruction, "the number of registers does not fit the shape");
     AsyncPtr op = make_op(x, is_load ? "tcgen05.ld" : "tcgen05.st");
     AsyncOp* self = op.get();
     count_bytes(is_load ? "tmem_load" : "tmem_store", uint64_t(n) * 128);
     if (is_load) {
-        std::vector<Operand> regs(x.ops, x.ops + n);
+        std::vector<Operand> regs(x.ops, x.ops + n + m.reduces);
         for (const Operand& o : regs) {
             if (o.kind != Operand::Reg) continue;
             op->registers.push_back(o.id);
@@ -149,7 +149,7 @@ void Engine::tmem_ld_st(Exec& x) {
             w.valid[size_t(o.id)] = 0;
         }
         if (!op->registers.empty()) ++w.pending_loads;
-        op->steps.push_back([this, self, &w, access, regs, rects] {
+        op->steps.push_back([this, self, &w, access, regs, rects, n, m, type = x.in.type] {
             Sm& sm = *w.cta->sm;
             bool all = true;
             for (const TmemRect& r : *rects) {
@@ -161,8 +161,8 @@ void Engine::tmem_ld_st(Exec& x) {
             std::vector<uint32_t*> pointers;
             for (const Operand& o : regs) pointers.push_back(o.kind == Operand::Reg ? w.regs.data() + o.offset : sink.data());
             tmem_load(access, sm.tmem.data(), pointers.data());
-            for (uint32_t r = 0; r < regs.size(); ++r) {
-                if (regs[r].kind != Operand::Reg) continue;
+            uint32_t all_valid = ~0u;
+            for (uint32_t r = 0; r < n; ++r) {
                 uint32_t valid = ~0u;
                 if (!all)
                     for (uint32_t t = 0; t < 32; ++t) {
@@ -170,7 +170,17 @@ void Engine::tmem_ld_st(Exec& x) {
                         const uint8_t* v = sm.tmem_valid.data() + cell.lane * kTmemColumns + cell.column;
                         if (!v[0] || (access.pack16 && !v[1])) valid &= ~(1u << t);
                     }
-                w.valid[size_t(regs[r].id)] = valid;
+                all_valid &= valid;
+                if (regs[r].kind == Operand::Reg) w.valid[size_t(regs[r].id)] = valid;
+            }
+            if (m.reduces) {
+                const auto value = [&](uint32_t r, int t) { return type == Type::f32 && m.abs ? pointers[r][t] & 0x7FFFFFFF : pointers[r][t]; };
+                for (int t = 0; t < 32; ++t) {
+                    uint32_t found = value(0, t);
+                    for (uint32_t r = 1; r < n; ++r) found = extreme_bits(type, m.operation == ReduceOp::Min, m.nan, found, value(r, t));
+                    pointers[n][t] = found;
+                }
+                if (regs[n].kind == Operand::Reg) w.valid[size_t(regs[n].id)] = all_valid;
             }
         });
     } else {

@@ -230,21 +230,31 @@ def _tcgen05(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 
 def _tmem_ld_st(low: Lowering, ins: Instruction, mods: Mods, kind: str) -> None:
-    if "red" in mods.left or "spcompress" in mods.left:
+    if "spcompress" in mods.left:
         raise mods.unknown()
-    mods.has("sync"), mods.has("aligned"), mods.has("b32")
+    reduces, type_ = kind == "ld" and mods.has("red"), "b32"
+    mods.has("sync"), mods.has("aligned")
     shape = mods.choose(SHAPES)
     num = int(mods.need_prefix("x")[1:])
+    m: Modifiers = {}
+    if reduces:
+        m = {"reduces": True, "operation": mods.need("min", "max").capitalize()}
+        m |= {"abs": mods.has("abs"), "nan": mods.has("NaN")}
+        type_ = mods.type()
+        if shape not in ("S32x32b", "S16x32bx2") or num < 2 or type_ not in ("f32", "u32", "s32"):
+            raise mods.unknown()
+    mods.has("b32")
     pack = mods.has("pack::16b") or mods.has("unpack::16b")
     mods.finish()
     ops = list(ins.operands)
     regs = ops.pop(0) if kind == "ld" else ops.pop()
+    reduced = [ops.pop(0)] if reduces else []
     base, offset = low.address(ops.pop(0))
     split = ops.pop(0).value if ops else 0
-    items = regs.items if isinstance(regs, Vector) else (regs,)
-    m: Modifiers = {"shape": shape, "repeat": num, "pack16": pack, "offset": offset, "split": split}
+    items = (*(regs.items if isinstance(regs, Vector) else (regs,)), *reduced)
+    m |= {"shape": shape, "repeat": num, "pack16": pack, "offset": offset, "split": split}
     if kind == "ld":
-        low.emit("tmem_ld", "b32", [low.dst(i) for i in items], [base], aligned=True, sync=True, **m)
+        low.emit("tmem_ld", type_, [low.dst(i) for i in items], [base], aligned=True, sync=True, **m)
     else:
         low.emit("tmem_st", "b32", [], [base, *(low.src(i, "b32") for i in items)], aligned=True, sync=True, **m)
 
