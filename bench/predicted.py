@@ -115,6 +115,8 @@ def tables(rows: list[dict]) -> str:
         return f"{_with_bounds(rows)}\n"
     if all(row.get("suite") == "consumer" for row in rows):
         return f"{_by_device(rows)}\n"
+    if any(row["machine"]["chip"] != "sm_100a" for row in rows):  # published for a B200
+        return f"{_side_by_side(rows)}\n"
     return f"{_against_published(rows)}\n\n{_side_by_side(rows)}\n"
 
 

@@ -223,6 +223,7 @@ def test_what_is_not_predicted_is_refused(arguments):
         "2026-11-26_predicted_sm_100a_wide",
         "2026-11-26_predicted_sm_100a_latents",
         "2026-11-27_predicted_sm_100a_e4m3",
+        "2026-11-28_predicted_sm_103a_sm100",
     ],
 )
 def test_the_page_shows_the_rows(suite):
