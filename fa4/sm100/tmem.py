@@ -173,6 +173,15 @@ def load(address: Int32 | int, columns: int) -> list[Float32]:
     return [Float32(vector.extract(floats, [], [i])) for i in range(columns)]
 
 
+def load_and_maximum(address: Int32 | int, columns: int) -> tuple[list[Float32], Float32]:
+    """The same, and the largest of the loaded numbers, NaN left out; on sm_103."""
+    kind = ir.VectorType.get([columns], Float32.mlir_type)
+    floats, largest = nvvm.tcgen05_ld_red(
+        kind, Float32.mlir_type, nvvm.Tcgen05LdStShape.SHAPE_32X32B, nvvm.ReductionKind.MAX, pointer(address)
+    )
+    return [Float32(vector.extract(floats, [], [i])) for i in range(columns)], Float32(largest)
+
+
 def store(address: Int32 | int, packed: list[Int32]) -> None:
     """Whole warp: store this thread's lane of len(packed) columns; complete after `wait_stores()`."""
     kind = ir.VectorType.get([len(packed)], Int32.mlir_type)

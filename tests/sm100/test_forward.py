@@ -9,6 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.machine import SCHEDULES
 
+import fa4
 from fa4.emulator import emulate
 from fa4.fwd.l2_groups import even_l2_group
 from fa4.oracle import cases
@@ -309,3 +310,19 @@ def test_a_configuration_refuses(problem, changes, complaint):
     given = plan.configure(spec, device.chip_by_number(100))
     with pytest.raises(ValueError, match=complaint):
         replace(given, **changes)
+
+
+@pytest.mark.parametrize("window", [(None, None), (None, 0), (400, 0)], ids=["full", "causal", "window"])
+def test_loads_on_sm_103_find_the_largest_score(window, seed):
+    """Of blocks without a mask; others have their maximum after it."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, rows, 2, 64, generator=generator).to(torch.bfloat16) for rows in (300, 700, 700))
+    with emulate("sm_103a", sms=4, seed=seed) as gpu:
+        out, lse = fa4.flash_attn_func(q, k, v, window_size=window, return_lse=True)
+    executed = {opcode for launch in gpu.launches for opcode in launch.instructions}
+    loads = "tcgen05.ld.red.sync.aligned.32x32b.x32.max.f32", "tcgen05.ld.sync.aligned.32x32b.x32.b32"
+    assert executed.issuperset(loads)
+    exact, exact_lse = fa4.flash_attn_func(q.double(), k.double(), v.double(), window_size=window, return_lse=True)
+    same, _ = fa4.flash_attn_func(q, k, v, window_size=window, return_lse=True, backend="torch")
+    assert (out - exact).abs().max() <= 2 * (same - exact).abs().max(), f"seed {seed}"
+    torch.testing.assert_close(lse, exact_lse.float(), rtol=0, atol=1e-4)

@@ -39,6 +39,7 @@ class Sm100ForwardConfig(ForwardVariant):
         tile are written, if the output is float32, or if K and V need the shared memory. Otherwise the number of
         packed heads must divide 128.
     per_sm: CTAs that share an SM, so that the softmax of one overlaps the products of the other.
+    loads_maximum: loads of S from tensor memory give the row max, too, where nothing changes or masks S (sm_103).
     ctas: 1, or 2 for a CTA pair. A Q tile of a pair has 256 rows, 128 in each CTA's tensor memory. Both CTAs compute
         every product together: each loads and holds half of K's rows and half of V's columns of a key block.
 
@@ -55,6 +56,7 @@ class Sm100ForwardConfig(ForwardVariant):
     tile_n: int = 128
     direct_store: bool = False
     per_sm: int = 1
+    loads_maximum: bool = False
     has_cvt_e2m1: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -20,6 +20,8 @@ from .config import Schedule, Sm100ForwardConfig
 from .scale_chunks import in_chunks
 from .tiles import ForwardTiles, are_few, tiles_for
 
+LOADS_MAXIMUM = (103,)  # chips with tcgen05.ld.red
+
 # Share of the L2 for K and V of one L2 swizzle group; Q and out use the rest.
 L2_SHARE = 0.4
 
@@ -63,9 +65,11 @@ def configure(
     if is_split:  # there are too few CTAs for pairs; a single CTA holds few blocks of 128 wide keys
         tile_n = 64 if tiles.s_stages > 1 else tiles.tile_n
         tiles = replace(tiles, schedule=Schedule.SINGLE, ctas=1, tile_n=tile_n, direct_store=True)
+    changes_scores = spec.mods is not None or bool(spec.softcap)
     return Sm100ForwardConfig(
         **options,
         **columns(tiles, Sm100ForwardConfig),
+        loads_maximum=chip.number in LOADS_MAXIMUM and not changes_scores,
         smem_bytes=_smem_share(chip, tiles.per_sm, JOINING_BYTES if is_split else 0),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +163,16 @@ def load_scores(address: Int32 | int, columns: int) -> list[Float32]:
     for column in range(0, columns, LOAD_COLUMNS):
         s += tmem.load(address + column, LOAD_COLUMNS)
     return s
+
+
+def load_scores_and_maximum(address: Int32 | int, columns: int) -> tuple[list[Float32], Float32]:
+    """The same, and the row's maximum; on sm_103."""
+    s, maxima = [], []
+    for column in range(0, columns, LOAD_COLUMNS):
+        loaded, largest = tmem.load_and_maximum(address + column, LOAD_COLUMNS)
+        s += loaded
+        maxima.append(largest)
+    return s, functools.reduce(cute.arch.fmax, maxima)
 
 
 def offset_and_factor(

@@ -32,6 +32,7 @@ from .row_softmax import (
     RowKeys,
     finite_offset,
     load_scores,
+    load_scores_and_maximum,
     offset_and_factor,
     over_blocks,
     packed_sum,
@@ -127,10 +128,12 @@ def softmax_step(
     p_address = tmem.lane_address(spans.P, warp) + buffer * cfg.tile_n
 
     cursor.wait()
-    s = load_scores(s_address, cfg.tile_n)  # each register is interlocked
-    s = block.visible_scores(cfg, s, is_masked)
-
-    block_max = row_maximum(s)
+    if cfg.loads_maximum and not is_masked:
+        s, block_max = load_scores_and_maximum(s_address, cfg.tile_n)
+    else:
+        s = load_scores(s_address, cfg.tile_n)  # each register is interlocked
+        s = block.visible_scores(cfg, s, is_masked)
+        block_max = row_maximum(s)
     row_max_scaled, factor = offset_and_factor(cfg, row_max_scaled, block_max * block.scales.log2)
     factor_stages = produce(ends.softmax_correction_scale, Lane(tile, cfg.q_tiles))
     factors = cursor.at_iteration_of(factor_stages)
