@@ -216,7 +216,7 @@ def _is_in_k(k_cache: Any, v_cache: Any) -> bool:
             return True
         if k_cache.dtype is nvfp4.DTYPE or k_cache.shape[-1] <= WIDEST_SEPARATE or torch.compiler.is_compiling():
             return False
-        return bool(v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride())
+        return checks.is_first_columns(k_cache, v_cache)
     except (AttributeError, IndexError, RuntimeError):  # no tensors, or without memory
         return False
 

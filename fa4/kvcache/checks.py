@@ -126,6 +126,12 @@ def _check_cache(t: Tensors) -> None:
         )
 
 
+def is_first_columns(k: Tensor, v: Tensor) -> bool:
+    """Return whether v is the memory of k's first columns."""
+    strides = zip(v.shape, v.stride(), k.stride())
+    return v.data_ptr() == k.data_ptr() and all(of_v == of_k for size, of_v, of_k in strides if size != 1)
+
+
 def _check_scaled_rows(t: Tensors) -> None:
     """Check the shapes of 656-byte rows, and that v_cache is their first columns."""
     k, v = t.k_cache, t.v_cache
@@ -139,7 +145,7 @@ def _check_scaled_rows(t: Tensors) -> None:
         raise ValueError(f"q has shape {shown(t.q)}, expected {expected}")
     if k.shape[2:] != (1, row):
         raise ValueError(f"k_cache has dtype torch.uint8 and shape {shown(k)}, expected (*, *, 1, {row})")
-    is_in_k = torch.compiler.is_compiling() or (v.data_ptr() == k.data_ptr() and v.stride() == k.stride())
+    is_in_k = torch.compiler.is_compiling() or is_first_columns(k, v)
     if v.shape[3] != columns or not is_in_k:
         raise ValueError(f"v_cache has shape {shown(v)}, expected k_cache[..., :{columns}] of {row}-byte rows")
 
