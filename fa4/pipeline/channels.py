@@ -21,7 +21,7 @@ import cutlass.cute as cute
 from cutlass import const_expr
 
 from ..core.constant import Constant
-from .roles import RoleTable
+from .roles import WARP, RoleTable
 
 
 class By(enum.Enum):
@@ -30,6 +30,7 @@ class By(enum.Enum):
     TMA = "the byte count of bulk copies"
     UMMA = "a tcgen05.commit"
     WARP = "one elected lane of each warp"
+    COPIES = "each thread, when its cp.async copies so far are done"
     READ = "one elected lane, after its bulk copies have read the stage"
     WGMMA = "one elected lane of each warp, after the products that read the stage"
 
@@ -245,7 +246,8 @@ class ChannelTable(Constant):
         if by is By.READ:
             return ctas
         roles = [(self.roles[role_of(side)], isinstance(side, Every)) for side in sides]
-        return ctas * sum(role.instance_warps * (role.instances if every else 1) for role, every in roles)
+        lanes = WARP if by is By.COPIES else 1
+        return ctas * lanes * sum(role.instance_warps * (role.instances if every else 1) for role, every in roles)
 
     def barrier_names(self) -> tuple[str, ...]:
         """Names of all mbarriers in order, for reports: `load_mma_KV.full[0]`."""

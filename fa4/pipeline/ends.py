@@ -4,7 +4,8 @@ A role sees only its own ends. An operation that does not fit the end or the cha
 the kernel is traced.
 
 Fences follow from what a channel carries:
-  ASYNC_SMEM   fence.proxy.async before an arrival of threads: threads write, TMA or MMA reads (or the reverse)
+  ASYNC_SMEM   fence.proxy.async before an arrival of threads: threads write, TMA or MMA reads (or the reverse); after a
+               wait for copies by cp.async, whose threads arrive before these are done
   SMEM         none: mbarrier arrivals release and waits acquire
   TMEM         the chip's fences (`Signals`). They order tensor memory even with relaxed arrivals and waits across CTAs
                (PTX ISA 9.7.16.6.4). A release.cluster would wait for the memory of the whole GPU (MEMBAR.ALL.GPU), and
@@ -67,6 +68,8 @@ class End(Constant):
         """Consumer: block until the stage is full."""
         self._require(self.consumes, "a consumer")
         self._wait(self.full(stage), phase, self.channel.filled)
+        if self.channel.filled is By.COPIES and Carries.ASYNC_SMEM in self.channel.carries:
+            cute.arch.fence_proxy("async.shared", space="cta")
 
     def wait_free(self, stage: Stage, phase: Int32) -> None:
         """Producer: block until the stage is free."""
@@ -94,7 +97,12 @@ class End(Constant):
         self._signals.commit(self.free(stage), self.channel.ctas)
 
     def arrive_full(self, stage: Stage) -> None:
-        """Producer by WARP, whole warp: signal that this warp's part of the stage is written."""
+        """Producer by WARP, whole warp: signal that this warp's part of the stage is written; by COPIES: that it will
+        be, when its copies are done."""
+        if self.channel.filled is By.COPIES:
+            self._require(self.produces and self.channel.ctas == 1, "a producer by copies of one CTA")
+            cute.arch.cp_async_mbarrier_arrive_noinc(self.full(stage))
+            return
         self._require(self.produces and self.channel.filled is By.WARP, "a producer by warps")
         self._arrive(self.full(stage), is_release=False)
 

@@ -27,11 +27,13 @@ _LANES = PANEL_ROW_BYTES // _CHUNK  # lanes that copy the part of a row in one p
 _ROWS = WARP // _LANES  # rows that a warp copies at a time
 
 
-def copied_rows(cfg: ForwardVariant) -> tuple[Int32, ...]:
-    """Rows of a key block that this thread of a warpgroup copies."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-    count = cfg.tile_n // (WARPS_PER_WARPGROUP * _ROWS)
-    return tuple((warp * count + i) * _ROWS + cute.arch.lane_idx() // _LANES for i in range(count))
+def copied_rows(cfg: ForwardVariant, warps: int = WARPS_PER_WARPGROUP) -> tuple[Int32, ...]:
+    """Rows of a key block that this thread copies, of so many warps that copy it together. The number of the first is a
+    multiple of `warps`."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % warps
+    return tuple(
+        (i * warps + warp) * _ROWS + cute.arch.lane_idx() // _LANES for i in range(cfg.tile_n // (warps * _ROWS))
+    )
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,12 @@ class KeyRows(Constant):
         in_page, page = (row, self.keys.sequence) if size is None else (row % size, self.pages[i])
         return x.iterator + cute.crd2idx((in_page, 0, self.head, page), x.layout), exists
 
-    def copy(self, name: str, block: Int32, address: Int32) -> None:
+    def copy(self, name: str, block: Int32, address: Int32, panels: slice = slice(None)) -> None:
         """Start to copy the rows, those of `copied_rows`, of "k" or "v" for the block of the last `load_pages`; rows
-        and columns out of bounds become zeros."""
+        and columns out of bounds become zeros. panels: of the tile at `address`, those to copy."""
         x, tile = getattr(self.context.args, name), getattr(self.context.cfg, f"{name}_tile")
         for i, row in enumerate(self.tile_rows):
-            copy_row(*self.source(x, block, i), tile, address, row)
+            copy_row(*self.source(x, block, i), tile, address, row, panels)
 
     def _key(self, block: Int32, i: int) -> tuple[Int32, Boolean]:
         """(row of key `block * tile_n + tile_rows[i]`, clamped to a valid row of the sequence; True if the key
@@ -80,13 +82,19 @@ class KeyRows(Constant):
         return rows.first + cutlass.max(cutlass.min(key, rows.count - 1), 0), key < rows.count
 
 
-def copy_row(source: cute.Pointer, exists: Boolean, tile: Tile, address: Int32, row: Int32) -> None:
-    """Start to copy this lane's part of a row to a panelled tile at `address`; eight lanes copy a row. Columns out of
-    bounds, and a row that does not exist, become zeros; `source` is a valid row in any case."""
+def copy_row(
+    source: cute.Pointer, exists: Boolean, tile: Tile, address: Int32, row: Int32, panels: slice = slice(None)
+) -> None:
+    """Start to copy this lane's part of a row to some panels of a tile at `address`; eight lanes copy a row. Columns
+    out of bounds, and a row that does not exist, become zeros; `source` is a valid row in any case."""
     lane = cute.arch.lane_idx() % _LANES
     lane_columns = 8 * _CHUNK // tile.bits
     smem_address = address + row * PANEL_ROW_BYTES + (lane ^ (row % 8)) * _CHUNK
-    for panel in range(tile.panels):
+    in_row, nbytes = source + Int32(lane * lane_columns), Int32(cutlass.select_(exists, Int32(_CHUNK), Int32(0)))
+    for panel in range(tile.panels)[panels]:
+        if (panel + 1) * tile.panel_columns <= tile.columns:  # offsets that the instruction has
+            copy_async(in_row, smem_address, nbytes, (panel * PANEL_ROW_BYTES, panel * tile.panel_bytes))
+            continue
         column = panel * tile.panel_columns + lane * lane_columns
         in_bounds = exists & (column < tile.columns)
         first = cutlass.select_(in_bounds, Int32(column), Int32(0))
@@ -94,8 +102,14 @@ def copy_row(source: cute.Pointer, exists: Boolean, tile: Tile, address: Int32, 
         copy_async(source + Int32(first), smem_address + panel * tile.panel_bytes, Int32(nbytes))
 
 
-def copy_async(source: cute.Pointer, smem_address: Int32, nbytes: Int32) -> None:
-    """Start to copy `nbytes` bytes and fill up to 16 with zeros."""
+def copy_async(source: cute.Pointer, smem_address: Int32, nbytes: Int32, offsets: tuple[int, int] = (0, 0)) -> None:
+    """Start to copy `nbytes` bytes and fill up to 16 with zeros. offsets: bytes beyond the source and the address."""
+    pointers = f"[{{$r0}}+{offsets[1]}], [{{$r1}}+{offsets[0]}]"
     cute.arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};", read_only_args=[smem_address, source.toint(), nbytes]
+        f"cp.async.cg.shared.global {pointers}, 16, {{$r2}};", read_only_args=[smem_address, source.toint(), nbytes]
     )
+
+
+def prefetch(source: cute.Pointer, nbytes: int) -> None:
+    """Start to bring `nbytes` bytes, a multiple of 16, to the L2 cache."""
+    cute.arch.inline_ptx(f"cp.async.bulk.prefetch.L2.global [{{$r0}}], {nbytes};", read_only_args=[source.toint()])
