@@ -189,7 +189,7 @@ class FetchingVariant(ForwardVariant):
 
     @property
     def kv_load(self) -> KvLoad:
-        return KvLoad.FETCH if self.converts_kv else KvLoad.TMA
+        return KvLoad.FETCH if self.converts_kv else super(FetchingVariant, self).kv_load
 
     @property
     def scales_q(self) -> bool:

@@ -167,7 +167,7 @@ _SM90_LATENT = replace(
     head_dims=HeadDims(largest=0, pairs=((576, 512), (512, 512))),
     features=_SM90.features - MODS - _BACKWARD_FEATURES - {Feature.CACHE_4BIT},
     module="fa4.sm90.latent.plan",
-    limits=(limits.latent_limits, limits.scattered_limits),
+    limits=(limits.latent_limits,),
 )
 
 _PORTABLE_BACKWARD: dict[str, Any] = dict(summary="the same, with the backward of sm80", backward=_SM80.name)

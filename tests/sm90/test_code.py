@@ -61,6 +61,7 @@ E4M3, INT8, ROWS = torch.float8_e4m3fn, torch.int8, scaled_rows.DTYPE
     "changes",
     [
         dict(cache=CacheSpec(page_size=64)),
+        dict(cache=CacheSpec(page_size=1)),
         dict(cache=CacheSpec(page_size=64, dtype=E4M3)),
         dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=INT8)),
         dict(cache=CacheSpec(page_size=64, dtype=ROWS)),
@@ -75,6 +76,21 @@ E4M3, INT8, ROWS = torch.float8_e4m3fn, torch.int8, scaled_rows.DTYPE
 def test_latents_spill_nothing_and_products_are_not_serialised(changes, tmp_path, disassembler):
     forward = LatentForward(replace(LATENT, **changes), ProblemSize(4, 1, 1 << 15), chip_by_number(90))
     assert static.problems(machine_code(forward, tmp_path)[1]) == []
+
+
+@pytest.mark.parametrize("changes", [{}, dict(has_leftpad=True, page_size=24)], ids=str)
+def test_lists_of_latents_spill_nothing_in_ctas_of_several_tiles(changes, tmp_path, disassembler):
+    """A copy is one instruction: its offsets are in it. Two instances copy 64 rows of 9 panels each by 64 threads."""
+    cache = replace(CacheSpec(page_size=1), **changes)
+    forward = LatentForward(replace(LATENT, cache=cache, heads_q=128), ProblemSize(4096, 1, 2048), chip_by_number(90))
+    assert forward.cfg.persistent
+    code, kernel = machine_code(forward, tmp_path)
+    assert static.problems(kernel) == []
+    copies = re.findall(
+        r"LDGSTS\.E\.BYPASS\.128 \[R\d+(\+0x\w+)?\], desc\[UR\d+\]\[R\d+\.64(\+0x\w+)?\]", "; ".join(code)
+    )
+    assert len(copies) == 2 * 8 * 9
+    assert len({offset for _, offset in copies}) == 9
 
 
 def test_what_must_not_be_is_told():

@@ -29,6 +29,12 @@ CASES = (
     CacheCase("packed_window", (90, 130), queries=(3, 7), heads_q=16, window_size=(50, 0), page_size=8, **LATENT),
     CacheCase("appended", (61, 0), queries=4, new=4, heads_q=16, page_size=64, **LATENT),
     CacheCase("no_rope", (90, 40), heads_q=16, head_dim=512, head_dim_v=512, in_k=True),
+    # Rows that are copied one by one; a CTA takes several tiles.
+    CacheCase("rows", (20, 64, 1, 0, 130), page_size=1, heads_q=16, **LATENT),
+    CacheCase("rows_of_many_heads", (64, 63, 0, 129, 155, 1), page_size=1, heads_q=128, sink=True, **LATENT),
+    CacheCase("rows_in_a_window", (155, 90), page_size=3, queries=(5, 7), heads_q=24, window_size=(70, 0), **LATENT),
+    CacheCase("rows_with_leftpad", (150, 70), leftpad=(9, 70), page_size=16, heads_q=8, dtype=torch.float16, **LATENT),
+    CacheCase("rows_no_rope", (90, 140), page_size=1, heads_q=64, head_dim=512, head_dim_v=512, in_k=True),
     # 8-bit rows, which a warpgroup converts: rows of pages of any size.
     CacheCase("bytes", (20, 200, 1), capacity=200, heads_q=16, fp8="both", **LATENT),
     CacheCase("bytes_in_pages", (65, 330), capacity=384, heads_q=16, page_size=64, fp8="tensor", sink=True, **LATENT),
@@ -66,10 +72,11 @@ def test_case(case, seed):
         built.assert_right(result, f"{schedule}, seed {seed}")
 
 
-@pytest.mark.parametrize("splits", [3, pytest.param(7, marks=pytest.mark.soak)])
-def test_parts_of_the_keys(splits, seed):
+@pytest.mark.parametrize("splits, page_size", [(3, 64), (3, 1), pytest.param(7, 64, marks=pytest.mark.soak)])
+def test_parts_of_the_keys(splits, page_size, seed):
     """More parts than one sequence has blocks."""
-    built = build(CacheCase("parts", (200, 31, 0), capacity=240, heads_q=16, page_size=64, sink=True, **LATENT), seed)
+    case = CacheCase("parts", (200, 31, 0), capacity=240, heads_q=16, page_size=page_size, sink=True, **LATENT)
+    built = build(case, seed)
     with emulate("sm_90a", sms=8, seed=seed, schedule="adversarial"):
         result = built.call(backend="sm90", num_splits=splits)
     built.assert_right(result, f"seed {seed}")
@@ -121,8 +128,9 @@ SPEC = AttentionSpec(
         ({}, "sm90", "sm100"),
         (dict(v_in_k=False), "sm90", "sm100"),
         (dict(head_dim_v=256), "sm90", "sm100"),
-        (dict(cache=CacheSpec(page_size=1)), "sm80", "sm80"),
-        (dict(cache=CacheSpec(page_size=64, has_leftpad=True)), "sm80", "sm80"),
+        (dict(cache=CacheSpec(page_size=1)), "sm90", "sm80"),
+        (dict(cache=CacheSpec(page_size=64, has_leftpad=True)), "sm90", "sm80"),
+        (dict(cache=CacheSpec(page_size=1), v_in_k=False), "sm80", "sm80"),
         (dict(cache=CacheSpec(page_size=64, dtype=torch.int8)), "sm90", "sm100"),
         (dict(cache=CacheSpec(page_size=1, has_leftpad=True, dtype=torch.float8_e4m3fn)), "sm90", "sm100"),
         (dict(cache=CacheSpec(dtype=torch.float8_e4m3fn), head_dim_v=256), "sm80", "sm100"),
@@ -134,6 +142,16 @@ def test_what_it_takes(changes, hopper, blackwell):
     """Beside it, what the kernels of wide heads take: on Hopper a V of its own, on Blackwell both."""
     spec = dataclasses.replace(SPEC, **changes)
     assert [dispatch.select(spec, chip_by_number(number)).name for number in (90, 100)] == [hopper, blackwell]
+
+
+def test_a_cta_takes_several_tiles_of_single_rows():
+    """But parts of the keys are one of a CTA, and so are tiles whose keys TMA loads."""
+    chip, extent = chip_by_number(90), ProblemSize(4096, 1, 2048)
+    single = dataclasses.replace(SPEC, cache=CacheSpec(page_size=1))
+    assert dispatch.plan(single, extent, chip)._forward.cfg.persistent
+    assert not dispatch.plan(SPEC, extent, chip)._forward.cfg.persistent
+    parts = dispatch.plan(single, ProblemSize(4, 1, 1 << 15), chip)._forward
+    assert parts.splits > 1 and not parts.cfg.persistent
 
 
 def test_it_says_what_it_waits_for():

@@ -5,7 +5,8 @@ products of both warpgroups with P of the even one. A softmax begins at the maxi
 
 Waits:   load_both_Q.full, load_both_left.full, load_both_right.full; even: load_even_tail.full, odd_even_P.full; odd:
          load_odd_tail.full, even_odd_P.full
-Signals: even: load_both_left.free, even_odd_P.full; odd: load_both_right.free, odd_even_P.full
+Signals: even: load_both_left.free, even_odd_P.full; odd: load_both_right.free, odd_even_P.full; both, with several
+         work tiles: load_both_Q.free
 
 A block of the other warpgroup needs no wait: its P is there, for which it has been read.
 """
@@ -21,6 +22,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from ...core.constant import Constant
 from ...core.fragment_coords import reduce_row
 from ...fwd.device.output import out_to_global, zeros_to_global
+from ...fwd.device.queue import Queue
 from ...fwd.device.scales import nonzero_descale
 from ...fwd.device.softmax import BlockScores, Softmax, pack, rescale
 from ...fwd.device.work import Work, work_tile
@@ -130,14 +132,6 @@ class Member(Constant):
 
 
 @cute.jit
-def rescale_when_done(o: cute.Tensor, factor: cute.Tensor, has_grown: Boolean):
-    """Multiply O by `factor` after the products that add to it."""
-    if has_grown:
-        wait(0)
-        rescale(o, factor, Boolean(True))
-
-
-@cute.jit
 def even(context: LatentContext):
     run(context, 0)
 
@@ -149,25 +143,8 @@ def odd(context: LatentContext):
 
 @cute.jit
 def run(context: LatentContext, half: cutlass.Constexpr[int]):
+    cfg, ends = context.cfg, context.ends(("even", "odd")[half])
     member = Member(context, half)
-    work = work_tile(context, Int32(cute.arch.block_idx()[0]))
-    if work.count > 0:
-        member.softmax.reset(work, member.first_row(work))
-        attend(member, work)
-        norms = finish(member, work)
-        columns = context.cfg.half_columns
-        out_to_global(context, work, member, norms, half * columns, columns)
-    else:
-        if const_expr(half == 0):
-            member.softmax.finish_empty(work, member.first_row(work))
-            if const_expr(not context.cfg.split):  # a part without keys is not read
-                zeros_to_global(context, work, member)
-
-
-@cute.jit
-def attend(member: Member, work: Work):
-    """O and softmax of all key blocks, from last to first."""
-    cfg, half, ends = member.cfg, member.half, member.context.ends(("even", "odd")[member.half])
     q = consume(ends.load_both_Q)
     sides = [ends.load_both_left, ends.load_both_right]
     parts = [consume(end, Lane(half, HALVES)) for end in sides]  # of the warpgroup's blocks
@@ -176,8 +153,42 @@ def attend(member: Member, work: Work):
     v = consume(sides[half], Lane(1 - half, HALVES))  # of the other's: to release, so it stays where it is
     p = [ends.even_odd_P, ends.odd_even_P]
     other, own = consume(p[1 - half]), produce(p[half])
-    q.wait()
-    if const_expr(cfg.scales_q):
+
+    if const_expr(cfg.persistent):
+        queue = Queue.first(context)
+        while queue.has_tile():
+            q, parts, other, own = compute_tile(member, queue.tile(), q, parts, v, other, own)
+            queue = queue.next()
+    else:
+        compute_tile(member, work_tile(context, Int32(cute.arch.block_idx()[0])), q, parts, v, other, own)
+
+
+@cute.jit
+def compute_tile(member: Member, work: Work, q: Cursor, parts: list[Cursor], v: Cursor, other: Cursor, own: Cursor):
+    """O of a work tile, from its first product to its store."""
+    context, cfg, half = member.context, member.cfg, member.half
+    if work.count > 0:
+        member.softmax.reset(work, member.first_row(work))
+        q.wait()
+        parts, other, own = attend(member, work, parts, v, other, own)
+        norms = finish(member, work)
+        if const_expr(cfg.persistent):
+            release(q)
+        q = q.next()
+        out_to_global(context, work, member, norms, half * cfg.half_columns, cfg.half_columns)
+    else:
+        if const_expr(half == 0):
+            member.softmax.finish_empty(work, member.first_row(work))
+            if const_expr(not cfg.split):  # a part without keys is not read
+                zeros_to_global(context, work, member)
+    return q, parts, other, own
+
+
+@cute.jit
+def attend(member: Member, work: Work, parts: list[Cursor], v: Cursor, other: Cursor, own: Cursor):
+    """O and softmax of all key blocks, from last to first."""
+    half = member.half
+    if const_expr(member.cfg.scales_q):
         member.softmax.set_q_scales(scale_q(member.context, member.sums, half, member.warp))
     member.o.fill(0.0)
     for i in cutlass.range(work.count // 2, unroll=1):
@@ -188,11 +199,17 @@ def attend(member: Member, work: Work):
     if work.count % 2 == 1:
         if const_expr(half == 0):
             start_own(member, work, work.count - 1, parts, own)
+            wait(0)
+            parts[0].arrive()
+            parts, own = [part.next() for part in parts], own.next()
         else:
             other.wait()
             rescale(member.o, member.softmax.factor, member.take_state())
             member.start_o_of_other()
-        wait(0)
+            wait(0)
+            release(v)
+            other = other.next()
+    return parts, other, own
 
 
 Cursors = tuple[list[Cursor], Cursor, Cursor]
@@ -203,11 +220,11 @@ def even_step(
 ) -> Cursors:
     """P of block n; add blocks n and n + 1 to O."""
     start_own(member, work, n, parts, own)
-    other.wait()
-    rescale_when_done(member.o, member.softmax.factor, member.take_state())
-    member.start_o_of_other()
-    wait(1)
+    wait(0)
     parts[0].arrive()
+    other.wait()
+    rescale(member.o, member.softmax.factor, member.take_state())
+    member.start_o_of_other()
     wait(0)
     release(v)
     return [part.next() for part in parts], other.next(), own.next()
@@ -242,10 +259,11 @@ def odd_step(
     return [part.next() for part in parts], other.next(), own.next()
 
 
-def release(v: Cursor) -> None:
-    """Release the warpgroup's part of a block of the other after its product, and with it P and the rows' state."""
-    cute.arch.sync_warp()  # all lanes have read the state
-    v.arrive()
+def release(read: Cursor) -> None:
+    """Release what products have read, and with it what threads have: with the warpgroup's part of a block of the other
+    its P and the rows' state, with Q the sums of the other."""
+    cute.arch.sync_warp()  # all lanes have read these
+    read.arrive()
 
 
 def finish(member: Member, work: Work) -> list[Float32]:

@@ -12,16 +12,21 @@ from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 HALVES = 2  # warpgroups that compute; each has half of the columns of O
 STAGES = 2  # key blocks in shared memory: one of each warpgroup
 TILE_N = 64
+GATHERERS = 2  # warps that copy the scattered rows of a key block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(FetchingVariant):
-    """The fields are the compile key. A work tile has 64 rows; V has whole panels of columns for each half."""
+    """The fields are the compile key. A work tile has 64 rows; V has whole panels of columns for each half.
+
+    persistent: a CTA takes several work tiles, and loads of a tile begin while the one before it is stored.
+    """
+
+    persistent: bool
 
     ctas: ClassVar[int] = 1
     tma_ctas: ClassVar[int] = 1
     consumers: ClassVar[int] = 1  # that share a tile's rows, see `row_tile`
-    persistent: ClassVar[bool] = False
     has_packed_order: ClassVar[bool] = False
     seq_bounded_q: ClassVar[bool] = False
     out_store: ClassVar[OutStore] = OutStore.DIRECT
@@ -30,6 +35,10 @@ class LatentConfig(FetchingVariant):
     @property
     def rows(self) -> int:
         return ROWS
+
+    @property
+    def snake(self) -> bool:
+        return self.persistent
 
     @property
     def seq_bounded_o(self) -> bool:

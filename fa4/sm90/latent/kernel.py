@@ -7,27 +7,36 @@ the odd ones' the other's. Each multiplies all P with its half of V. P and the r
 
 A block comes in parts, each free as soon as its last reader is done: the columns of V of either warpgroup, and a tail
 that is only K's. Shared memory holds a block of each warpgroup, so a part is loaded while others are read. P of a block
-takes the place of the block's tail. 8-bit rows become 16-bit blocks on the way into shared memory.
+takes the place of the block's tail. 8-bit rows become 16-bit blocks on the way into shared memory. Rows of pages that
+TMA cannot load, as those that a query lists, are copied one by one; a CTA then takes several work tiles.
 """
 
 from __future__ import annotations
 
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
+from ...fwd.variant import KvLoad
 from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Implied
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from ..wgmma import ROWS
 from .compute import even, odd
-from .config import HALVES, STAGES, LatentConfig
+from .config import GATHERERS, HALVES, STAGES, LatentConfig
 from .context import LatentContext
 from .convert import convert
+from .gather import gather
 from .load import load
+
+_FILLED = {KvLoad.TMA: By.TMA, KvLoad.GATHER: By.COPIES, KvLoad.FETCH: By.WARP}
 
 
 def roles(cfg: LatentConfig) -> RoleTable:
-    """The load role is a warp or, for 8-bit rows, a warpgroup that converts them."""
+    """The load role is a warp; for 8-bit rows, a warpgroup that converts them; for single rows, two warps for each
+    compute role."""
     end = HALVES * WARPS_PER_WARPGROUP
-    if cfg.converts_kv:
+    if cfg.kv_load is KvLoad.GATHER:
+        regs = 216
+        loading = Role("load", warps=(end, end + HALVES * GATHERERS), regs=72, body=gather, instances=HALVES)
+    elif cfg.converts_kv:
         regs, loading = 208, Role("load", warps=(end, end + WARPS_PER_WARPGROUP), regs=88, body=convert)
     else:
         regs, loading = 240, Role("load", warps=(end, end + 1), regs=24, body=load)
@@ -47,7 +56,7 @@ def channels(cfg: LatentConfig) -> ChannelTable:
     block takes the place of its tail, which is free when the other warpgroup has released its part of V, and with it P.
     """
     memory, both = Carries.ASYNC_SMEM, ("even", "odd")
-    filled = By.WARP if cfg.converts_kv else By.TMA
+    filled = _FILLED[cfg.kv_load]
     sides = {"even": "left", "odd": "right"}  # the columns of V of each
     others = {"even": "odd", "odd": "even"}
     parts = [
@@ -63,7 +72,8 @@ def channels(cfg: LatentConfig) -> ChannelTable:
         Channel(f"{role}_{other}_P", role, other, By.WARP, Implied(f"load_both_{sides[other]}"), 1, memory)
         for role, other in others.items()
     ]
-    return ChannelTable((Channel("load_both_Q", "load", both, By.TMA, ONCE, 1, memory), *parts, *scores), roles(cfg))
+    q = Channel("load_both_Q", "load", both, By.TMA, By.WGMMA if cfg.persistent else ONCE, 1, memory)
+    return ChannelTable((q, *parts, *scores), roles(cfg))
 
 
 def smem_map(cfg: LatentConfig, table: ChannelTable) -> SmemMap:

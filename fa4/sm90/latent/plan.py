@@ -25,8 +25,10 @@ class LatentForward(forward.ForwardDirection[LatentConfig]):
         packed = packed_heads_of_one(spec)
         count = work_tiles(spec, extent, packed, ROWS)
         self.splits = choose_splits(spec, count, extent.max_seqlen_k, TILE_N, chip.sms)
+        has_single_rows = spec.cache is not None and spec.cache.is_scattered and not spec.cache.converts_kv
         cfg = LatentConfig(
             **LatentConfig.options(spec, packed, self.splits),
+            persistent=has_single_rows and self.splits == 1 and not chip.shared,
             tile_n=TILE_N,
             rescale_threshold=RESCALE_THRESHOLD,
             smem_bytes=chip.smem_per_block,
