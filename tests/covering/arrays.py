@@ -118,17 +118,17 @@ _OF_WIDEST = dict(head_dim=WIDEST, head_dim_v=("same", "smaller"))
 _LATENT = dict(
     head_dim=("512", "576"),
     head_dim_v=("latent",),
-    pages=("none", "16", "64", "128", "256"),
     **dict.fromkeys(("score_mod", "mask_mod", "rotary"), ("none",)),
     bits=("16",),
     descale=("tensor",),
-    leftpad=("no",),
 )
-_8BIT_LATENT = _LATENT | dict(
-    pages=CACHES.factors["pages"],
-    bits=("fp8", "int8", "rows"),
-    descale=CACHES.factors["descale"],
-    leftpad=CACHES.factors["leftpad"],
+_8BIT_LATENT = _LATENT | dict(bits=("fp8", "int8", "rows"), descale=CACHES.factors["descale"])
+_LISTED_LATENT = dict(
+    head_dim=_LATENT["head_dim"],
+    head_dim_v=_LATENT["head_dim_v"],
+    group=("8", "mqa", "128"),
+    direction=("inference",),  # the gradients are those of other wide heads
+    layout=("contiguous", "unaligned"),
 )
 _LATENT_ROWS = _8BIT_LATENT | dict(
     bits=("rows",), **{name: CACHES.factors[name] for name in ("score_mod", "mask_mod")}, head_dim=("576",)
@@ -236,6 +236,7 @@ ARRAYS = {
         Array("four-bits-dequantised", FOUR_BITS, 2),
         # Each query attends to the keys that it lists.
         Array("sparse", SPARSE.without(**_CHIPS), 2),
+        Array("sparse-latent", SPARSE.without(**_CHIPS).with_levels(**_LISTED_LATENT), 2, backends=("sm90", "sm100")),
         Array("sparse-triples", SPARSE.without(head_dim=("128", "192", "256")), 3),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),

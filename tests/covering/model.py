@@ -395,6 +395,7 @@ SPARSE = Model(
         _no("a cache has no gradients, see tests/test_sparse.py", form="pages", direction="training"),
         _no("nothing is trained", direction="inference", dlse="yes"),
         _no("nothing is trained", direction="inference", deterministic="yes"),
+        _no("a list for each of so many heads takes long", group="128", lists="query_heads"),
         _no("rows of pages are copied anyway", form="pages", layout=("heads_first", "padded", "expanded", "unaligned")),
     ),
     {"sm80": (_OF_PARTS,), "sm90": (_OF_PARTS,), "sm100": (_OF_PARTS,), "sm120": (_OF_PARTS,)},

@@ -129,7 +129,7 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
     draw = random.Random(f"{seed} {sorted(row.items())}")
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     head_dim, head_dim_v = calls.head_dims(row, fixed)
-    heads_q, heads_kv = {"1": (2, 2), "2": (4, 2), "8": (8, 1), "mqa": (3, 1)}[row["group"]]
+    heads_q, heads_kv = {"1": (2, 2), "2": (4, 2), "8": (8, 1), "mqa": (3, 1), "128": (128, 1)}[row["group"]]
     of = _SMALL if is_small else lengths.MIDDLE
     is_packed = row["form"] == "packed"
     shape = (lengths.packed if is_packed else lengths.dense)(row | dict(block_mask="some"), draw, of)
@@ -143,6 +143,10 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
     problem = poison_past_the_end(poison_unused(cases.make(case, draw.randrange(2**31))))
     problem = layouts.laid_out(problem, row["layout"], generator)
     i, size = problem.inputs, int(row["granularity"])
+    is_latent = row["head_dim_v"] == "latent"
+    if is_latent:  # v is the memory of k's first columns
+        i = i._replace(v=i.k[..., :head_dim_v])
+        problem = cases.replace(problem, inputs=i)
     window = {"no": None, "own": 0, "some": fixed.randint(1, 90)}[row["window"]]
     lists = {"one": 1, "key_heads": heads_kv, "query_heads": heads_q}[row["lists"]]
     if row["per"] == "block":
@@ -176,6 +180,8 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
 
     trains = row["direction"] == "training"
     leaves = {name: x.detach().to(device).requires_grad_(trains) for name, x in leaves.items()}
+    if is_latent:
+        leaves["v"] = leaves["k"][..., :head_dim_v]
     inputs = AttentionInputs(*(there(x) for x in i.tensors), *i.max_seqlens)  # type: ignore[arg-type]
     problem = cases.replace(problem, inputs=inputs, dout=problem.dout.to(device), dlse=problem.dlse.to(device))
     tensors = {name: there(x) for name, x in tensors.items()}
