@@ -6,6 +6,9 @@ all lists are full), or each block of 128 queries lists blocks of 128 keys. `den
 float32 formula on the listed keys; `error` is the largest difference, in shares of the largest element. TFLOP/s count
 the listed pairs alone; a backward counts 2.5 times its forward. `share` is the speed-up over dense, divided by dense's
 pairs over the listed ones.
+
+Cases of latents (MLA: v is the first 512 columns of k) are forwards alone. `rested` is a few calls after a rest, before
+the power limit lowers the clock.
 """
 
 from __future__ import annotations
@@ -24,13 +27,17 @@ from torch import Tensor
 import fa4
 
 from .machine import commit, facts
-from .timing import Timing, captured, measure_in_turns
+from .timing import Timing, captured, measure_in_turns, measure_rested
 
 _SAMPLE = 16  # queries whose results are compared
+_RESTS = dict(rest=0.3, runs=8, rounds=5)
+_PRODUCT = 8192  # rows and columns
+_PUBLISHED = 640  # TFLOP/s of latents "on H800 SXM5": FlashMLA's README
 
 
 class SparseCase(NamedTuple):
-    """chosen: keys of a list, in blocks of `granularity`; per: see `fa4.sparse_attention`."""
+    """chosen: keys of a list, in blocks of `granularity`; per: see `fa4.sparse_attention`. latent: v is that many first
+    columns of k."""
 
     name: str
     queries: int
@@ -41,10 +48,12 @@ class SparseCase(NamedTuple):
     chosen: int
     granularity: int = 1
     per: str = "token"
+    latent: int | None = None
 
     @property
     def flops(self) -> int:
-        return 4 * self.queries * self.heads * self.chosen * self.head_dim
+        columns = self.head_dim + (self.latent or self.head_dim)
+        return 2 * self.queries * self.heads * self.chosen * columns
 
     @property
     def dense_pairs(self) -> int:
@@ -70,6 +79,9 @@ CASES = {
         SparseCase("16 heads a list", 4096, 32768, 64, 4, 128, 2048),
         SparseCase("12 heads, blocks of 4, d256", 4096, 32768, 24, 2, 256, 2048, 4),
         SparseCase("16 heads, blocks of 64", 4096, 32768, 64, 4, 128, 2048, 64),
+        SparseCase("latents, 8k", 4096, 8192, 128, 1, 576, 2048, latent=512),
+        SparseCase("latents, 32k", 4096, 32768, 128, 1, 576, 2048, latent=512),
+        SparseCase("latents, 128k", 4096, 131072, 128, 1, 576, 2048, latent=512),
         SparseCase("blocks of 128 queries and keys", 16384, 32768, 16, 16, 128, 2048, 128, "block"),
     )
 }
@@ -94,6 +106,32 @@ def expected(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, case: SparseCase,
     of_heads = q[0, queries].float().unflatten(1, (case.heads_kv, -1))
     p = torch.softmax(of_heads @ keys.transpose(-1, -2) * case.head_dim**-0.5, -1)
     return (p @ values).flatten(1, 2)
+
+
+def measure_latents(case: SparseCase, seconds: float, graphs: bool, device: torch.device, size: int = _PRODUCT) -> Row:
+    """Time the forward of a case of latents, beside the product of two matrices of so many rows and columns."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+    q, k = (normal(1, rows, heads, case.head_dim) for rows, heads in ((case.queries, case.heads), (case.keys, 1)))
+    v, indices = k[..., : case.latent], case.lists(device)
+    a, b = (normal(size, size) for _ in range(2))
+    calls: dict[str, Callable[[], object]] = {
+        "fa4 forward": lambda: fa4.sparse_attention(q, k, v, indices, causal=True),
+        "product forward": lambda: a @ b,
+    }
+    with torch.no_grad():
+        sample = torch.randperm(case.queries, generator=generator, device=device)[:_SAMPLE]
+        out, exact = fa4.sparse_attention(q, k, v, indices, causal=True), expected(q, k, v, indices, case, sample)
+        error = float((out[0, sample].float() - exact).abs().max() / exact.abs().max())
+        if graphs:
+            calls = {name: _replay(call) for name, call in calls.items()}
+        times = {
+            name.replace("forward", "rested"): measure_rested(call, device, **_RESTS) for name, call in calls.items()
+        }
+        return Row(case, measure_in_turns(calls, device, seconds=seconds) | times, error)
 
 
 def measure(case: SparseCase, seconds: float, with_flex: bool, graphs: bool, device: torch.device) -> Row:
@@ -180,10 +218,12 @@ def fields(row: Row) -> dict:
     """A row as JSON has it: medians and quartiles in milliseconds, and TFLOP/s of the listed pairs."""
     case, rates, shares = row.case, {}, {}
     for name, time in row.times.items():
-        flops = case.flops * (2.5 if name.endswith("backward") else 1)
-        rates[name] = flops / time.median_ms / 1e9
         who, direction = name.split()
-        if who in ("fa4", "deterministic"):
+        flops = case.flops * (2.5 if direction == "backward" else 1)
+        if who == "product":
+            flops = 2 * _PRODUCT**3
+        rates[name] = flops / time.median_ms / 1e9
+        if case.latent is None and who in ("fa4", "deterministic"):
             dense = row.times[f"dense {direction}"].median_ms
             shares[name] = dense / time.median_ms / (case.dense_pairs / (case.queries * case.chosen))
     times = {name: [time.median_ms, time.q25_ms, time.q75_ms] for name, time in row.times.items()}
@@ -225,9 +265,11 @@ def predicted_table(rows: list[dict]) -> str:
 
 
 def table(rows: list[dict]) -> str:
-    """Rows of a file as markdown."""
-    if rows and "provider" in rows[0]:
+    """Rows of a file as markdown: predicted ones, the cases of latents, or all others."""
+    if "provider" in rows[0]:
         return predicted_table(rows)
+    if SparseCase(**rows[0]["case"]).latent is not None:
+        return latents_table(rows)
     names = [f"{who} {direction}" for direction, columns in _COLUMNS.items() for who in columns]
     shares = "fa4 forward", "fa4 backward", "deterministic backward"
     head = [
@@ -242,6 +284,17 @@ def table(rows: list[dict]) -> str:
         cells += [f"{row['tflops'][name]:.0f}" if name in row["tflops"] else "" for name in names]
         cells += [f"{row['share'][name]:.2f}" for name in shares]
         lines.append(f"| {' | '.join((*cells, format(row['error'], '.1e')))} |")
+    return "\n".join(lines)
+
+
+def latents_table(rows: list[dict]) -> str:
+    columns = "fa4 forward", "fa4 rested", "product forward", "product rested"
+    head = "keys", "ms", "TFLOP/s", "after a rest", "matrix product", "after a rest", "of 640, after a rest", "error"
+    lines = [f"| {' | '.join(head)} |", "|" + "--:|" * len(head)]
+    for row in rows:
+        rates = [row["tflops"][name] for name in columns]
+        cells = [str(row["case"]["keys"]), f"{row['ms']['fa4 forward'][0]:.2f}", *(f"{rate:.0f}" for rate in rates)]
+        lines.append(f"| {' | '.join((*cells, f'{rates[1] / _PUBLISHED:.2f}', format(row['error'], '.1e')))} |")
     return "\n".join(lines)
 
 
@@ -272,7 +325,10 @@ def main(
         for case in CASES.values():
             if case.name not in cases:
                 continue
-            found = fields(measure(case, seconds, flex, graphs, device))
+            if case.latent is not None:
+                found = fields(measure_latents(case, seconds, graphs, device))
+            else:
+                found = fields(measure(case, seconds, flex, graphs, device))
             print(table([found]).splitlines()[-1], flush=True)
             if out is not None:
                 with Path(out).open("a") as file:

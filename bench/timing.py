@@ -76,6 +76,16 @@ def measure_in_turns(
     return {name: Timing.of(times) for name, times in samples.items()}
 
 
+def measure_rested(function: Callable[[], object], device: torch.device, rest: float, runs: int, rounds: int) -> Timing:
+    """Time runs after rests of so many seconds, before the power limit lowers the clock. The first run of each round
+    does not count."""
+    samples: list[float] = []
+    for _ in range(rounds):
+        time.sleep(rest)
+        samples += _samples(function, device, 1 + runs)[1:]
+    return Timing.of(samples)
+
+
 def orders(n: int) -> list[list[int]]:
     """Orders of n things in which each is first equally often and follows each other one equally often: n of them, 2 n
     if n is odd. (A zigzag 0, 1, n - 1, 2, ... has neighbours at all distances, and is shifted; backwards, too, if n is

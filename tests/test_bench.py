@@ -538,3 +538,11 @@ def test_sparse_attention_is_measured_and_checked_without_a_gpu():
     case = bench_sparse.SparseCase("small", 32, 96, 4, 2, 16, 16)
     row = bench_sparse.fields(bench_sparse.measure(case, 0.001, False, False, torch.device("cpu")))
     assert row["error"] < 0.02 and set(row["share"]) == {"fa4 forward", "fa4 backward", "deterministic backward"}
+
+
+def test_lists_of_latents_are_measured_and_checked_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(bench_sparse, "_RESTS", dict(rest=0.0, runs=1, rounds=2))
+    case = bench_sparse.SparseCase("small", 32, 96, 4, 1, 32, 16, latent=16)
+    row = bench_sparse.fields(bench_sparse.measure_latents(case, 0.001, False, torch.device("cpu"), 16))
+    assert row["error"] < 0.02 and set(row["ms"]) == set(row["tflops"]) and "fa4 rested" in row["ms"]
+    assert case.flops == 2 * 32 * 16 * 4 * (32 + 16)
