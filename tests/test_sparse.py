@@ -81,6 +81,19 @@ def test_gradients_of_chunks_are_those_of_the_whole(seed, monkeypatch):
         torch.testing.assert_close(got, expected)
 
 
+def test_gradients_of_latents_are_sums_over_both_uses(seed):
+    """v is a view of k: its gradients are added to those of k's first columns."""
+    q, k, _ = _tensors(heads_kv=1, seed=seed)
+    indices = torch.stack([torch.randperm(40)[:12] for _ in range(2 * 5)]).view(2, 5, 1, 12).int()
+    out = fa4.sparse_attention(q, k, k[..., :8], indices, causal=True)
+    dout = torch.randn_like(out)
+    dq, dk = torch.autograd.grad(out, (q, k), dout)
+    v = k[..., :8].detach().clone().requires_grad_()
+    apart = torch.autograd.grad(fa4.sparse_attention(q, k, v, indices, causal=True), (q, k, v), dout)
+    torch.testing.assert_close(dq, apart[0])
+    torch.testing.assert_close(dk, apart[1] + torch.nn.functional.pad(apart[2], (0, 8)))
+
+
 def test_compiled_calls_are_right(seed):
     q, k, v = _tensors(seed=seed, dtype=torch.float32)
     indices = torch.stack([torch.randperm(40)[:12] for _ in range(2 * 5)]).view(2, 5, 1, 12).int()

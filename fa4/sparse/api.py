@@ -48,7 +48,8 @@ def sparse_attention(
     Args:
         q: (batch, seqlen_q, heads_q, head_dim); packed, (total_q, heads_q, head_dim). fp16, bf16, fp32 or fp64.
         k: (batch, seqlen_k, heads_kv, head_dim); packed, (total_k, heads_kv, head_dim); with page_table (pages, rows of
-            a page, heads_kv, head_dim). v: the same with head_dim_v columns. For latent attention v is k[..., :512].
+            a page, heads_kv, head_dim). v: the same with head_dim_v columns. For latent attention v is k[..., :512],
+            a view: then Hopper loads each row once.
         indices: int32 numbers of blocks of keys, counted from a sequence's first key, in any order; -1 for none. Blocks
             past the last key hold none. A block that is in a list twice counts once.
             per="token": (batch, seqlen_q, lists, n); packed, (total_q, lists, n).

@@ -172,5 +172,28 @@ def test_a_view_of_the_cache_is_recognised(seed):
     assert kernels == 3 * ["latent", "widest"]
 
 
+@pytest.mark.parametrize("is_view", [True, False])
+def test_lists_of_latents(is_view, seed):
+    """A v that is a view of k is recognised; a copy runs kernels that load both. Lists of one block, of several, and
+    none."""
+    gen = torch.Generator().manual_seed(seed)
+    q = torch.randn(1, 4, 128, 576, generator=gen).bfloat16()
+    k = torch.randn(1, 300, 1, 576, generator=gen).bfloat16()
+    indices = torch.stack([torch.randperm(300, generator=gen)[:200] for _ in range(4)]).view(1, 4, 1, 200).int()
+    counts = torch.tensor([200, 60, 0, int(torch.randint(65, 200, (1,), generator=gen))]).view(1, 4, 1).int()
+    sink = torch.randn(128, generator=gen)
+    v = k[..., :512] if is_view else k[..., :512].clone()
+    options = dict(counts=counts, causal=True, return_lse=True)
+    with emulate("sm_90a", sms=3, seed=seed, schedule=random.Random(seed).choice(SCHEDULES)) as gpu:
+        out, lse = fa4.sparse_attention(q, k, v, indices, sink=sink, **options)
+    assert ("latent" in gpu.launches[-1].entry) == is_view
+    wide = (x.double() for x in (q, k, v))
+    exact, exact_lse = fa4.sparse_attention(*wide, indices, sink=sink.double(), **options)
+    same, _ = fa4.sparse_attention(q, k, v, indices, sink=sink, backend="torch", **options)
+    errors = [(x.double() - exact).norm() for x in (out, same)]
+    assert errors[0] <= 2 * errors[1], f"seed {seed}: {errors}"
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5)
+
+
 def _caches(arguments):
     return dict(v_cache=arguments["k_cache"][..., :512])
