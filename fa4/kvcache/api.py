@@ -62,6 +62,7 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    out: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention on a key/value cache, after appending new keys and values if there are any.
@@ -104,6 +105,8 @@ def flash_attn_with_kvcache(
             backend. It changes results by rounding only. Backends without split-KV treat it as 1.
         batch_invariant: results of a sequence do not depend on the rest of the batch, bitwise: keys are split into
             parts whose size follows from the cache's rows alone, or into num_splits parts if that is not 0.
+        out: shaped like the result, in q's dtype, contiguous, aligned to 16 bytes: it is written and returned. It must
+            not overlap q, k, v or the caches.
 
     Values of lengths, page numbers and factors are checked on a CPU; on other devices only with FA4_CHECK_LENGTHS=1,
     which synchronises.
@@ -129,6 +132,8 @@ def flash_attn_with_kvcache(
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
     return_lse = common.boolean("return_lse", return_lse, "a bool")
     if out_descale is not None:
+        if out is not None:
+            raise ValueError("out and out_descale are both given, expected one: an out of 8 bits is made from another")
         out_8bit.check(out_descale, {"q": q})
     q = checks.widened_queries(q, k_cache, q_descale)
     if autocast_anywhere() and isinstance(q, Tensor):
@@ -155,6 +160,8 @@ def flash_attn_with_kvcache(
         checks.check_number(t)
     sizes = cached.max_seqlens(q, cu_seqlens_q is not None, max_seqlen_q, max_seqlen_k)
     by_operator = by_dispatcher or q.is_meta
+    if out is not None:
+        checks.check_out(out, q, nvfp4.columns_of(v_cache), has_address=not by_operator)
     if not by_operator:
         check_values(t, cached.flags, sizes, table)
 
@@ -188,10 +195,14 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         q, seqlens = append_by_operator(new) if by_operator else cached.append(new)
         inputs = inputs._replace(q=q, seqused_k=seqlens)
-    out, lse = forward(inputs, layout, mods, flags) if by_operator else cached.run(inputs, layout)
+    if by_operator:
+        result, lse = forward(inputs, layout, mods, flags)
+        result = result if out is None else out.copy_(result)
+    else:
+        result, lse = cached.run(inputs, layout, out)
     if out_descale is not None:
-        out = out_8bit.rounded(out, out_descale)
-    return (out, lse) if return_lse else out
+        result = out_8bit.rounded(result, out_descale)
+    return (result, lse) if return_lse else result
 
 
 def _checked(t: checks.Tensors, sink: Tensor | None, opts: tuple, table: str) -> CachedKvCall:

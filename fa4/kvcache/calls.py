@@ -78,14 +78,14 @@ class CachedKvCall:
         rotated, seqlens = self._append(appended)
         return appended.q if rotated is None else rotated, seqlens
 
-    def run(self, inputs: AttentionInputs, cache: Cache) -> tuple[Tensor, Tensor]:
-        """Return (out, lse)."""
+    def run(self, inputs: AttentionInputs, cache: Cache, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return (out, lse). out: the caller's, to be written, or None for a new one."""
         forward = self._forwards.get(inputs.max_seqlens)
         if forward is None:
             if not self._forwards:
                 self._begin(inputs, cache)
             forward = self._forward(inputs, cache)
-        return forward(inputs, self.mods, None if self._is_plain else cache)
+        return forward(inputs, self.mods, None if self._is_plain else cache, out)
 
     def _forward(self, inputs: AttentionInputs, cache: Cache) -> ForwardExecutor:
         if self._is_plain:

@@ -11,6 +11,7 @@ from ..runtime import nvfp4, scaled_rows
 from ..runtime.spec import BYTES, CONVERTED, Cache
 from ..runtime.torch_internals import carries_tangent, is_mapped
 from ..torch_ops.checks import check_dtype, check_e2m1_scales, check_int32, check_plain, shown
+from ..torch_ops.run.prepare import ALIGNMENT
 
 _BYTES_SHOWN = " or ".join(map(str, BYTES))
 _NARROW = (*BYTES, nvfp4.DTYPE)
@@ -77,6 +78,20 @@ def check(t: Tensors, table: str = "page_table") -> None:
     _check_new(t)
     _check_rotary(t)
     _check_descales(t)
+
+
+def check_out(out: Tensor, q: Tensor, head_dim_v: int, has_address: bool) -> None:
+    """Check that kernels can write their result to the caller's `out`."""
+    check_plain("out", out, q)
+    shape = *q.shape[:-1], head_dim_v
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {shown(out)}, expected {shape} to go with q and v_cache")
+    if out.dtype != q.dtype:
+        raise TypeError(f"out has dtype {out.dtype}, expected {q.dtype}")
+    if not out.is_contiguous():
+        raise ValueError(f"out has strides {out.stride()}, expected a contiguous tensor")
+    if has_address and out.data_ptr() % ALIGNMENT:
+        raise ValueError(f"out begins {out.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}, expected 0")
 
 
 def _check_tensor(name: str, x: Tensor, like: Tensor, ndim: int, axes: str) -> None:

@@ -28,8 +28,9 @@ UNWRITTEN = torch.inf
 """Preset lse of split-KV parts in padding rows. No computed lse is +inf: with +inf logits it is NaN."""
 
 
-ResultMaker = Callable[[tuple], tuple[Tensor, Tensor]]
-"""Allocator of out and lse (or their split-KV parts) for inputs whose first entry is q."""
+ResultMaker = Callable[..., tuple[Tensor, Tensor]]
+"""Allocator of out and lse (or their split-KV parts) for inputs whose first entry is q. A second argument, the caller's
+out, takes the place of an allocated one."""
 
 
 def result_maker(
@@ -45,11 +46,12 @@ def result_maker(
     if not spec.varlen:
         out_shape, lse_shape = shapes(inputs.q.shape, columns)
         out, lse = maker((*parts, *out_shape), out_dtype, device), maker((*parts, *lse_shape), lse_dtype, device)
-        return lambda inputs: (out(), lse())
+        return lambda inputs, given=None: (out() if given is None else given, lse())
 
-    def make(inputs: tuple) -> tuple[Tensor, Tensor]:
+    def make(inputs: tuple, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
         out_shape, lse_shape = shapes(inputs[0].shape, columns)
-        return empty((*parts, *out_shape), out_dtype, device), empty((*parts, *lse_shape), lse_dtype, device)
+        out = empty((*parts, *out_shape), out_dtype, device) if given is None else given
+        return out, empty((*parts, *lse_shape), lse_dtype, device)
 
     return make
 

@@ -50,13 +50,17 @@ class ForwardExecutor:
         return self(AttentionInputs._make((*tensors, *self._max_seqlens)))
 
     def __call__(
-        self, inputs: AttentionInputs, mods: Mods | None = None, cache: Cache | None = None
+        self,
+        inputs: AttentionInputs,
+        mods: Mods | None = None,
+        cache: Cache | None = None,
+        given: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return (out, lse), row-major."""
+        """Return (out, lse), row-major. given: a row-major out of the caller, aligned to 16 bytes, to be written."""
         if self._device is not None and prepare.is_other_device(self._device):
             with torch.cuda.device(self._device):
-                return self(inputs, mods, cache)
-        out, lse = self._make(inputs)
+                return self(inputs, mods, cache, given)
+        out, lse = self._make(inputs, given)
         if self._is_empty:
             _write_without_keys(inputs, out, lse)
             return out, lse
