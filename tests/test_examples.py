@@ -14,6 +14,7 @@ ALONE = {
     "custom_mask": [],
     "decode_with_pages": [],
     "finetune_transformers": [],
+    "serve": ["10"],
     "sparse_gpt": ["--steps", "12"],
     "train_gpt": ["--steps", "15"],
 }

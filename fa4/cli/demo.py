@@ -77,20 +77,28 @@ class Block(nn.Module):
         self.up = nn.Linear(config.hidden, 4 * config.hidden, bias=False)
         self.down = nn.Linear(4 * config.hidden, config.hidden, bias=False)
 
-    def attention_inputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q, k and v, each (batch, seqlen, heads, head_dim)."""
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v before rotation, each (..., heads, head_dim)."""
         c = self.config
         heads = self.qkv(self.norm_attention(x)).unflatten(-1, (-1, c.head_dim))
-        q, k, v = heads.split([c.heads_q, c.heads_kv, c.heads_kv], dim=2)
-        return tuple(part.to(c.dtype) for part in (rotate(q), rotate(k), v))
+        return heads.split([c.heads_q, c.heads_kv, c.heads_kv], dim=-2)
+
+    def attention_inputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v, each (batch, seqlen, heads, head_dim)."""
+        q, k, v = self.heads(x)
+        return tuple(part.to(self.config.dtype) for part in (rotate(q), rotate(k), v))
+
+    def add(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add the projection of attended, (..., heads, head_dim), and the MLP to x."""
+        x = x + self.project(attended.flatten(-2).to(x.dtype))
+        return x + self.down(F.gelu(self.up(self.norm_mlp(x))))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.attention_inputs(x)
         attended: Any = flash_attn_func(
             q, k, v, causal=True, deterministic=True, precision=self.config.precision, backend=self.backend
         )
-        x = x + self.project(attended.flatten(2).to(x.dtype))
-        return x + self.down(F.gelu(self.up(self.norm_mlp(x))))
+        return self.add(x, attended)
 
 
 class Transformer(nn.Module):
