@@ -101,7 +101,8 @@ class Server:
         self.pages, self.requests, self.rows = Pages(pages, size), requests, rows
         self.longest = min(longest, (pages - 1) * size)
         self.dtype, self.attend = config.dtype, attention(config, pages, size, longest, self.device)
-        self.waiting, self.running, self.graph = deque(), [], None
+        self.waiting, self.running = deque(), []
+        self.replays, self.graph = self.device.type == "cuda", None
 
     def submit(self, prompt, new):
         """Queue a request for `new` tokens after the prompt, of type bytes."""
@@ -146,7 +147,7 @@ class Server:
     def next_tokens(self, parts):
         """The token after each part: parts are requests, and how many of their tokens to compute."""
         counts, bounds = [n for _, n in parts], (max(n for _, n in parts), max(r.used + n for r, n in parts))
-        replays = bounds[0] == 1 and self.device.type == "cuda"
+        replays = self.replays and bounds[0] == 1
         if replays:  # a graph has all rows: those of padding write to page 0
             counts, bounds = [1] * self.requests, (1, self.longest)
         padding, width = len(counts) - len(parts), -(-self.longest // self.pages.size)

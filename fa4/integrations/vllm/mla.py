@@ -22,11 +22,9 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
 from ...kvcache import flash_attn_with_kvcache
-from ...runtime import dispatch
-from ...runtime.device import chip_by_number
 from ...runtime.spec import AttentionSpec, CacheSpec
 from . import NAME
-from .backend import Backend, is_batch_invariant
+from .backend import FP8_CACHES, Backend, has_kernel, is_batch_invariant
 
 LATENT, ROPE, PAGE = 512, 64, 16
 _CACHE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -43,7 +41,7 @@ class MlaDecodeMetadata(MLACommonDecodeMetadata):
 
 
 class MlaBackend(MLACommonBackend):
-    """Backend for rows of 512 + 64 columns in a paged 16-bit cache."""
+    """Backend for rows of 512 + 64 columns in a paged cache of 16 or 8 bits."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = Backend.supported_dtypes
     supported_kv_cache_dtypes: ClassVar[list[str]] = Backend.supported_kv_cache_dtypes
@@ -70,17 +68,18 @@ class MlaBackend(MLACommonBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        """Whether a kernel of fa4 serves decoding on such a GPU."""
-        try:
-            chip = chip_by_number(10 * capability.major + capability.minor)
-        except ValueError:
-            return False
-        cache = CacheSpec(page_size=PAGE)
-        spec = AttentionSpec(
-            torch.bfloat16, LATENT + ROPE, LATENT, 128, 1, 1.0, window_right=0, has_seqused_k=True, cache=cache,
-            v_in_k=True,
+        """Whether kernels of fa4 serve decoding on such a GPU, from caches of 16 and of 8 bits."""
+        caches = (CacheSpec(page_size=PAGE), CacheSpec(page_size=PAGE, dtype=torch.float8_e4m3fn))
+        return all(
+            has_kernel(
+                AttentionSpec(
+                    torch.bfloat16, LATENT + ROPE, LATENT, 128, 1, 1.0, window_right=0, has_seqused_k=True,
+                    cache=cache, v_in_k=True,
+                ),
+                capability,
+            )
+            for cache in caches
         )  # fmt: skip
-        return dispatch.select(spec, chip).name != "torch"
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
@@ -99,7 +98,7 @@ class MlaBackend(MLACommonBackend):
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Return why a cache of another dtype than the model's is refused, or None."""
+        """Return why a 16-bit cache of another dtype than the model's is refused, or None."""
         if _CACHE_DTYPES.get(kv_cache_dtype or "auto", dtype) == dtype:
             return None
         return f"kv_cache_dtype is {kv_cache_dtype!r}, expected the model's {dtype}, or 'auto'"
@@ -137,7 +136,8 @@ class MlaAttention(MLACommonImpl):
     """Latent attention of one layer.
 
     Raises:
-        NotImplementedError: an fp8 cache, a window, softcap, ALiBi slopes, or attention of an encoder.
+        NotImplementedError: a cache with other numbers than `MlaBackend` supports, a window, softcap, ALiBi slopes, or
+            attention of an encoder.
     """
 
     can_return_lse_for_decode = True
@@ -173,6 +173,7 @@ class MlaAttention(MLACommonImpl):
             attn_type, kv_sharing_target_layer_name, **mla_args,
         )  # fmt: skip
         self.batch_invariant = is_batch_invariant()
+        self.supports_quant_query_input = False  # kernels convert rows of 8 bits, and take queries of 16
 
     def forward_mqa(
         self,
@@ -185,13 +186,17 @@ class MlaAttention(MLACommonImpl):
 
         Args:
             q: (tokens, heads, 576), absorbed, or its columns of latents and its rotated ones as two tensors.
-            kv_c_and_k_pe_cache: (pages, rows of a page, 576).
+            kv_c_and_k_pe_cache: (pages, rows of a page, 576); e4m3 if the layer's cache is fp8.
+            layer: has the factor of an fp8 cache.
 
         Returns:
             out (tokens, heads, 512) and, with decode context parallelism, lse (tokens, heads) of this rank's rows.
         """
         batch = attn_metadata.decode
-        keys = kv_c_and_k_pe_cache.unsqueeze(-2)
+        keys, descales = kv_c_and_k_pe_cache.unsqueeze(-2), {}
+        if self.kv_cache_dtype in FP8_CACHES:
+            keys = keys.view(torch.float8_e4m3fn)
+            descales = dict(k_descale=layer._k_scale, v_descale=layer._k_scale)  # values are columns of the same rows
         out, lse = flash_attn_with_kvcache(
             torch.cat(q, -1) if isinstance(q, tuple) else q,
             keys,
@@ -205,5 +210,6 @@ class MlaAttention(MLACommonImpl):
             causal=True,
             batch_invariant=self.batch_invariant,
             return_lse=True,
+            **descales,
         )
         return out, lse.transpose(0, 1) if self.need_to_return_lse_for_decode else None
