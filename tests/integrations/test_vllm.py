@@ -1,136 +1,121 @@
-"""fa4 as vLLM's attention backend, beside stubs: the package itself, which needs a GPU, has not run it."""
+"""fa4 as vLLM's backend of keys and values per head, beside its checked-in contract, and beside vLLM if installed."""
 
-import abc
-import enum
-import inspect
+import functools
 import math
 import sys
-from types import ModuleType, SimpleNamespace
+import threading
+from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fa4.integrations import vllm as plugin
+from tests.integrations import contracts
+from tests.integrations.contracts import vllm as contract_of_vllm
+from tests.integrations.vllm_stubs import ENGINES, IS_INSTALLED, install, local_lens
 
-# Parameters of the methods that vLLM calls by name, of vllm/v1/attention/backend.py in 0.33.0 and at commit
-# 0014ca6b9929 of its main, which also has get_kv_cache_shape.
-PARAMETERS = {
-    "AttentionImpl.__init__": (
-        "self", "num_heads", "head_size", "scale", "num_kv_heads", "alibi_slopes", "sliding_window", "kv_cache_dtype",
-        "logits_soft_cap", "attn_type", "kv_sharing_target_layer_name",
-    ),
-    "AttentionImpl.forward": (
-        "self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output", "output_scale",
-        "output_block_scale",
-    ),
-    "AttentionMetadataBuilder.__init__": ("self", "kv_cache_spec", "layer_names", "vllm_config", "device"),
-    "AttentionMetadataBuilder.build": ("self", "common_prefix_len", "common_attn_metadata", "fast_build"),
-    "AttentionBackend.get_kv_cache_shape": (
-        "num_blocks", "block_size", "num_kv_heads", "head_size", "cache_dtype_str",
-    ),
-}  # fmt: skip
-# Those beside that a backend has to have.
-ABSTRACT = ("get_name", "get_impl_cls", "get_builder_cls")
 HEADS, HEADS_KV, HEAD_DIM, PAGE = 4, 2, 16, 16
 SCALE = 0.3  # not the usual one for HEAD_DIM
+CPU = torch.device("cpu")
 
 
-def stub(name, **members):
-    module = ModuleType(name)
-    for key, value in members.items():
-        setattr(module, key, value)
-    return module
-
-
-def base(name, *extra):
-    """A class with vLLM's abstract methods of that name."""
-    methods = [*extra, *(key.split(".")[1] for key in PARAMETERS if key.startswith(f"{name}."))]
-    made = {method: abc.abstractmethod(lambda self, *args: None) for method in methods}
-    return abc.ABCMeta(name, (), made)
-
-
-def write_pages(key, value, k_cache, v_cache, slots, kv_cache_dtype, k_scale, v_scale):
-    """What vLLM's kernel of this name does: rows to their slots, those of -1 nowhere."""
-    assert kv_cache_dtype == "auto" and k_scale is not None and v_scale is not None
-    for row, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            k_cache[slot // PAGE, slot % PAGE], v_cache[slot // PAGE, slot % PAGE] = key[row], value[row]
+@pytest.fixture(params=ENGINES)
+def module(request, monkeypatch):
+    """fa4's module of the backend."""
+    if request.param == "installed" and not IS_INSTALLED:
+        pytest.skip("vLLM is not installed")
+    return install(request.param, monkeypatch)
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    """vLLM's modules as far as fa4 looks at them: what was registered, and the backend's module."""
-    registry = {}
-    custom = SimpleNamespace(is_overridden=lambda: bool(registry))
-    stubs = [
-        stub("vllm"),
-        stub("vllm._custom_ops", reshape_and_cache_flash=write_pages),
-        stub("vllm.config", get_current_vllm_config_or_none=lambda: None),
-        stub("vllm.v1"),
-        stub("vllm.v1.attention"),
-        stub("vllm.v1.attention.backends"),
-        stub(
-            "vllm.v1.attention.backends.registry",
-            AttentionBackendEnum={"CUSTOM": custom},
-            register_backend=lambda backend, path: registry.update(path=path),
-        ),
-        stub(
-            "vllm.v1.attention.backend",
-            AttentionBackend=base("AttentionBackend", *ABSTRACT),
-            AttentionImpl=base("AttentionImpl"),
-            AttentionMetadataBuilder=base("AttentionMetadataBuilder"),
-            AttentionCGSupport=enum.Enum("AttentionCGSupport", "NEVER UNIFORM_BATCH ALWAYS"),
-            AttentionType=SimpleNamespace(
-                DECODER="decoder", ENCODER="encoder", ENCODER_ONLY="encoder_only", ENCODER_DECODER="encoder_decoder"
-            ),
-            MultipleOf=lambda base: SimpleNamespace(base=base),
-        ),
-    ]
-    for module in stubs:
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "fa4.integrations.vllm.backend", raising=False)
+def backend(module):
+    return module.Backend
+
+
+def test_it_has_what_vllm_calls(module):
+    contract = contracts.load("vllm")
+    for name in ("backend.Backend", "backend.MetadataBuilder", "backend.Attention"):
+        for base in contract_of_vllm.OURS[name]:
+            assert not contracts.differences(contract["classes"][base], getattr(module, name.split(".")[1]))
+
+
+def test_answers_are_those_that_vllm_was_given(module):
+    """The columns of docs/results/serving-engines.md: vLLM's own verdicts about these answers are in the contract."""
+    recorded = contracts.load("vllm")["answers"]
+    for name in ("backend.Backend", "backend.MetadataBuilder", "backend.Attention"):
+        cls = getattr(module, name.split(".")[1])
+        for key, expected in recorded[name].items():
+            if key in vars(cls) or any(key in vars(base) for base in cls.__mro__ if base.__module__.startswith("fa4.")):
+                value = getattr(cls, key)
+                value = value() if callable(value) else value
+                assert str(value).lower().split(".")[-1] == str(expected).lower().split(".")[-1], (name, key)
+
+
+def test_metadata_is_read_from_fields_that_vllm_has(module, seed):
+    """Of vLLM's common metadata, only fields of its class are read."""
+    known = contracts.load("vllm")["classes"]["CommonAttentionMetadata"]["fields"]
+    common = common_of([3, 2], [5, 9], torch.zeros(2, 1).int(), torch.zeros(5))
+    read = []
+
+    class Watched:
+        def __getattr__(self, name):
+            read.append(name)
+            return getattr(common, name)
+
+    builder(module.Backend).build(0, Watched())
+    assert read and set(read) <= set(known)
+
+
+def test_the_contract_is_that_of_the_installed_vllm(monkeypatch):
+    if not IS_INSTALLED:
+        pytest.skip("vLLM is not installed")
+    install("installed", monkeypatch)
+    recorded = contract_of_vllm.recorded()
+    if recorded["version"] != contracts.load("vllm")["version"]:
+        pytest.skip(f"the contract is of another version than {recorded['version']}")
+    assert recorded == contracts.load("vllm")
+
+
+def test_a_name_is_registered_once(module, monkeypatch):
+    registry = sys.modules.get("vllm.v1.attention.backends.registry")
+    if not hasattr(registry, "of_stubs"):
+        pytest.skip("vLLM's own registry keeps names for the whole process")
     plugin.register()
-    yield registry
-    sys.modules.pop("fa4.integrations.vllm.backend", None)
-
-
-@pytest.fixture
-def backend(registered):
-    path, name = registered["path"].rsplit(".", 1)
-    return getattr(__import__(path, fromlist=[name]), name)
-
-
-def test_parameters_are_vllms(backend):
-    classes = dict(
-        AttentionImpl=backend.get_impl_cls(),
-        AttentionMetadataBuilder=backend.get_builder_cls(),
-        AttentionBackend=backend,
-    )
-    for name, expected in PARAMETERS.items():
-        cls, method = name.split(".")
-        got = tuple(inspect.signature(getattr(classes[cls], method)).parameters)
-        assert got[: len(expected)] == expected, name
-        assert got[len(expected) :] in ((), ("sinks",)), name  # which vLLM passes to backends that say they take them
-
-
-def test_another_backend_keeps_the_name(registered):
-    registered["path"] = "somebody.else"
+    assert registry.of_stubs.path == "fa4.integrations.vllm.Backend" and plugin.Backend is module.Backend
+    registry.of_stubs.path = "somebody.else"
     plugin.register()
-    assert registered["path"] == "somebody.else"
+    assert registry.of_stubs.path == "somebody.else"
 
 
-def formula(q, k, v, window=None, softcap=0.0, slopes=None, sink=None):
+def formula(q, k, v, window=None, softcap=0.0, slopes=None, sink=None, causal=True):
     """(queries, heads, head_dim) in float64 of one sequence, whose last keys are the queries' own."""
     k, v = (x.double().repeat_interleave(HEADS // HEADS_KV, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * SCALE
     distance = torch.arange(len(k)) - (torch.arange(len(q)) + len(k) - len(q))[:, None]
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     scores = scores if slopes is None else scores + torch.tensor(slopes, dtype=torch.float64)[:, None, None] * distance
-    seen = (distance <= 0) & (distance > -(window or math.inf))
+    reach = window or math.inf
+    seen = (distance <= 0) & (distance > -reach) if causal else distance.abs() < reach
     scores = scores.masked_fill(~seen, -math.inf)
     if sink is not None:
         scores = torch.cat([scores, sink.double()[:, None, None].expand(HEADS, len(q), 1)], 2)
     return torch.einsum("hqk,khd->qhd", scores.softmax(2)[..., : len(k)], v)
+
+
+def builder(backend, config=None, spec=None):
+    return backend.get_builder_cls()(spec, ["layer"], config, CPU)
+
+
+def common_of(new, lengths, table, slots, causal=True, **more):
+    """What vLLM tells of a batch: new tokens and lengths of each sequence."""
+    starts = torch.tensor([0, *new]).cumsum(0).int()
+    return SimpleNamespace(
+        num_actual_tokens=int(starts[-1]), num_reqs=len(new), query_start_loc=starts, query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table_tensor=table, slot_mapping=slots,
+        max_query_len=max(new), max_seq_len=table.shape[1] * PAGE if table.ndim == 2 else 64, causal=causal,
+        seq_lens_cpu_upper_bound=torch.tensor(lengths), **more,
+    )  # fmt: skip
 
 
 LAYERS = {
@@ -142,105 +127,382 @@ LAYERS = {
 }
 
 
-def whole(backend):
-    """A cache of older versions of vLLM: keys and values are two halves of it."""
-    return torch.full(backend.get_kv_cache_shape(8, PAGE, HEADS_KV, HEAD_DIM), math.nan)
+def whole(page, dtype=torch.float32):
+    """A cache of vLLM before 0.33: keys and values are two halves of it."""
+    return torch.full((2, 8, page, HEADS_KV, HEAD_DIM), math.nan).to(dtype)
 
 
-def joined(rows_first):
+def joined(page, dtype=torch.float32, rows_first=False):
     """A cache of vLLM 0.33, one layer of two: a row has its keys, then its values. rows_first: in memory rows come
     before heads."""
-    shape = (8, 2, PAGE, HEADS_KV, 2 * HEAD_DIM) if rows_first else (8, 2, HEADS_KV, PAGE, 2 * HEAD_DIM)
-    cache = torch.full(shape, math.nan)[:, 1]
+    shape = (8, 2, page, HEADS_KV, 2 * HEAD_DIM) if rows_first else (8, 2, HEADS_KV, page, 2 * HEAD_DIM)
+    cache = torch.full(shape, 255 if dtype is torch.uint8 else math.nan, dtype=dtype)[:, 1]  # (a byte of 255 is NaN)
     return cache.transpose(1, 2) if rows_first else cache
 
 
-CACHES = {"whole": whole, "rows first": lambda _: joined(True), "heads first": lambda _: joined(False)}
+class Requests:
+    """Two requests on a paged cache, each step with other numbers of new tokens, pages in no order, and padding."""
 
+    def __init__(self, backend, seed, cache, page=PAGE, scales=(1.0, 1.0), config=None, **options):
+        self.draw = torch.Generator().manual_seed(seed)
+        self.cache, self.page, self.done = cache, page, [0, 0]
+        heads = (HEADS, HEADS_KV, HEADS_KV)
+        self.rows = [[torch.randn(4 * page, h, HEAD_DIM, generator=self.draw) for h in heads] for _ in range(2)]
+        self.table = torch.randperm(8, generator=self.draw).view(2, 4).int()
+        self.layer = SimpleNamespace(_k_scale=torch.tensor(scales[0]), _v_scale=torch.tensor(scales[1]))
+        self.attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, **options)
+        self.builder = builder(backend, config)
 
-@pytest.mark.parametrize(
-    ("options", "meaning", "cache_of"),
-    [(*layer, whole) for layer in LAYERS.values()] + [({}, {}, cache) for cache in list(CACHES.values())[1:]],
-    ids=[*LAYERS, *list(CACHES)[1:]],
-)
-def test_a_prompt_in_parts_then_tokens_one_by_one(backend, options, meaning, cache_of, seed):
-    """Two requests in one batch, each step with other numbers of new tokens, on pages in no order; and padding."""
-    draw = torch.Generator().manual_seed(seed)
-    rows = [
-        torch.randn(40, h, HEAD_DIM, generator=draw) for h in (HEADS, HEADS_KV, HEADS_KV, HEADS, HEADS_KV, HEADS_KV)
-    ]
-    requests = rows[:3], rows[3:]
-    table = torch.randperm(8, generator=draw).view(2, 4).int()
-    cache = cache_of(backend)
-    layer = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
-    attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, **options)
-    builder = backend.get_builder_cls()(None, [], None, torch.device("cpu"))
-    done = [0, 0]
-    for new in ((17, 3), (6, 20), (1, 1), (1, 4)):
-        before, done = done, [a + b for a, b in zip(done, new)]
-        parts = [torch.cat([r[i][a:b] for r, a, b in zip(requests, before, done)]) for i in range(3)]
-        q, k, v = (torch.cat([x, x.new_full((2, *x.shape[1:]), 7.0)]) for x in parts)
-        slots = [int(table[b, p // PAGE]) * PAGE + p % PAGE for b in range(2) for p in range(before[b], done[b])]
-        common = SimpleNamespace(
-            num_actual_tokens=sum(new), query_start_loc=torch.tensor([0, new[0], sum(new)], dtype=torch.int32),
-            seq_lens=torch.tensor(done, dtype=torch.int32), block_table_tensor=table,
-            slot_mapping=torch.tensor([*slots, -1, -1]), max_query_len=max(new), max_seq_len=64, causal=True,
-        )  # fmt: skip
+    def common(self, new, causal=True):
+        before, self.done = self.done, [a + b for a, b in zip(self.done, new)]
+        slots = [
+            int(self.table[b, p // self.page]) * self.page + p % self.page
+            for b in range(2)
+            for p in range(before[b], self.done[b])
+        ]
+        common = common_of(new, self.done, self.table, torch.tensor([*slots, -1, -1]), causal)
+        common.max_seq_len = 4 * self.page
+        return before, common
+
+    def inputs(self, before):
+        parts = [torch.cat([r[i][a:b] for r, a, b in zip(self.rows, before, self.done)]) for i in range(3)]
+        return [torch.cat([x, x.new_full((2, *x.shape[1:]), 7.0)]) for x in parts]
+
+    def step(self, new, causal=True, prefix=0, **meaning):
+        """Error of a step, by vLLM's order of calls."""
+        before, common = self.common(new, causal)
+        q, k, v = self.inputs(before)
+        metadata = self.builder.build(prefix, common)
+        self.attention.do_kv_cache_update(self.layer, k, v, self.cache, metadata.slot_mapping)
         output = torch.full_like(q, 5.0)
-        got = attention.forward(layer, q, k, v, cache, builder.build(0, common), output)
+        got = self.attention.forward(self.layer, q, k, v, self.cache, metadata, output)
         assert got is output and (output[sum(new) :] == 5.0).all()
-        expected = [formula(r[0][a:b], r[1][:b], r[2][:b], **meaning) for r, a, b in zip(requests, before, done)]
-        assert (output[: sum(new)] - torch.cat(expected)).abs().max() < 1e-5
+        expected = [
+            formula(r[0][a:b], r[1][:b], r[2][:b], causal=causal, **meaning)
+            for r, a, b in zip(self.rows, before, self.done)
+        ]
+        return (output[: sum(new)] - torch.cat(expected)).abs().max()
 
 
-def test_an_encoder_sees_both_sides(backend, seed):
+CACHES = {"whole": whole, "rows first": functools.partial(joined, rows_first=True), "heads first": joined}
+
+
+@pytest.mark.parametrize("cache_of", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize(("options", "meaning"), LAYERS.values(), ids=LAYERS)
+def test_a_prompt_in_parts_then_tokens_one_by_one(backend, options, meaning, cache_of, seed):
+    requests = Requests(backend, seed, cache_of(PAGE), **options)
+    for new in ((17, 3), (6, 20), (1, 1), (1, 4)):
+        assert requests.step(new, **meaning) < 1e-5
+
+
+@pytest.mark.parametrize("page", [16, 32, 48, 64, 128, 256])
+def test_pages_of_any_multiple_of_16_rows(backend, page, seed):
+    requests = Requests(backend, seed, joined(page), page)
+    for new in ((page + 3, 5), (1, page), (2, 2)):
+        assert requests.step(new) < 1e-5
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 16])
+def test_queries_of_speculative_decoding(backend, count, seed):
+    """The same number of new tokens for each request; and requests of which another number was accepted."""
+    requests = Requests(backend, seed, joined(PAGE))
+    for new in ((9, 21), (count, count), (count, 1), (count, count)):
+        assert requests.step(new) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8_e4m3"])
+@pytest.mark.parametrize("per_head", [False, True], ids=["layer", "heads"])
+def test_a_cache_of_8_bits(backend, kind, per_head, seed):
+    scales = ([0.05, 0.02], [0.03, 0.04]) if per_head else (0.05, 0.02)
+    requests = Requests(backend, seed, joined(PAGE, torch.uint8), scales=scales, kv_cache_dtype=kind)
+
+    def rounded(x, scale):
+        factor = scale.reshape(-1, 1).float()
+        return (x / factor).clamp(-448, 448).to(torch.float8_e4m3fn).float() * factor
+
+    scales = requests.layer._k_scale, requests.layer._v_scale
+    for new in ((17, 3), (6, 20), (1, 1)):
+        before = list(requests.done)
+        # The formula gets the numbers that the cache holds.
+        kept = [(q, rounded(k, scales[0]), rounded(v, scales[1])) for q, k, v in requests.rows]
+        original, requests.rows = requests.rows, kept
+        assert requests.step(new) < 1e-5, before
+        requests.rows = original
+
+
+def test_a_decoder_that_is_not_causal_sees_as_far_on_both_sides(backend, seed):
+    requests = Requests(backend, seed, joined(PAGE), sliding_window=5)
+    assert requests.step((17, 30), causal=False, window=5) < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_an_encoder_sees_both_sides(backend, window, seed):
     draw = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(9, h, HEAD_DIM, generator=draw) for h in (HEADS, HEADS_KV, HEADS_KV))
-    attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, attn_type="encoder_only")
-    common = SimpleNamespace(
-        num_actual_tokens=9, query_start_loc=torch.tensor([0, 4, 9], dtype=torch.int32), seq_lens=None,
-        block_table_tensor=None, slot_mapping=None, max_query_len=5, max_seq_len=5, causal=False,
-    )  # fmt: skip
-    batch = backend.get_builder_cls()(None, [], None, torch.device("cpu")).build(0, common)
-    got = attention.forward(None, q, k, v, None, batch, torch.empty_like(q))
-    expected = [
-        torch.nn.functional.scaled_dot_product_attention(
-            *(x[a:b].double().transpose(0, 1) for x in (q, k, v)), scale=SCALE, enable_gqa=True
-        ).transpose(0, 1)
-        for a, b in ((0, 4), (4, 9))
-    ]
+    attention = backend.get_impl_cls()(
+        HEADS, HEAD_DIM, SCALE, HEADS_KV, sliding_window=window, attn_type="encoder_only"
+    )
+    metadata = builder(backend).build(0, common_of([4, 5], [4, 5], torch.zeros(2, 0).int(), None, causal=False))
+    got = attention.forward(None, q, k, v, None, metadata, torch.empty_like(q))
+    attention.do_kv_cache_update(None, k, v, None, None)  # writes nothing: an encoder has no cache
+    expected = [formula(*(x[a:b] for x in (q, k, v)), window=window, causal=False) for a, b in ((0, 4), (4, 9))]
     assert (got - torch.cat(expected)).abs().max() < 1e-5
 
 
-def test_a_layer_that_shares_anothers_cache_writes_nothing(backend, seed):
+def test_a_decoder_sees_all_of_its_encoder(backend, seed):
+    """Attention between encoder and decoder: vLLM replaces lengths and slots, and gives keys once, of the encoder."""
     draw = torch.Generator().manual_seed(seed)
-    cache = torch.randn(backend.get_kv_cache_shape(2, PAGE, HEADS_KV, HEAD_DIM), generator=draw)
-    before, q, k = cache.clone(), *(torch.randn(1, h, HEAD_DIM, generator=draw) for h in (HEADS, HEADS_KV))
+    attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, attn_type="encoder_decoder")
+    cache, table = joined(PAGE), torch.tensor([[3, 5], [0, 6]], dtype=torch.int32)
+    k, v = (torch.randn(27, HEADS_KV, HEAD_DIM, generator=draw) for _ in range(2))
+    layer = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
+    slots = [int(table[b, p // PAGE]) * PAGE + p % PAGE for b, n in ((0, 20), (1, 7)) for p in range(n)]
+    for step, new in enumerate(([6, 2], [1, 1])):
+        metadata = builder(backend).build(0, common_of(new, [20, 7], table, None, causal=False))
+        metadata.slot_mapping = torch.tensor(slots)
+        if step == 0:
+            attention.do_kv_cache_update(layer, k, v, cache, metadata.slot_mapping)
+        q = torch.randn(sum(new), HEADS, HEAD_DIM, generator=draw)
+        got = attention.forward(layer, q, None, None, cache, metadata, torch.empty_like(q))
+        parts = ((0, new[0], 0, 20), (new[0], sum(new), 20, 27))
+        expected = [formula(q[a:b], k[c:d], v[c:d], causal=False) for a, b, c, d in parts]
+        assert (got - torch.cat(expected)).abs().max() < 1e-5
+
+
+def test_a_layer_that_shares_anothers_cache_reads_it(backend, seed):
+    """vLLM then passes neither keys nor values that are new."""
+    draw = torch.Generator().manual_seed(seed)
+    cache, q = torch.randn(2, HEADS_KV, PAGE, 2 * HEAD_DIM, generator=draw), torch.randn(1, HEADS, HEAD_DIM)
     attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, kv_sharing_target_layer_name="another")
-    common = SimpleNamespace(
-        num_actual_tokens=1, query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
-        seq_lens=torch.tensor([20], dtype=torch.int32), block_table_tensor=torch.tensor([[1, 0]], dtype=torch.int32),
-        slot_mapping=torch.tensor([3]), max_query_len=1, max_seq_len=32, causal=True,
-    )  # fmt: skip
-    batch = backend.get_builder_cls()(None, [], None, torch.device("cpu")).build(0, common)
-    got = attention.forward(None, q, k, k, cache, batch, torch.empty_like(q))
-    rows = [x[[1, 0]].flatten(0, 1)[:20] for x in cache]
-    assert torch.equal(cache, before) and (got - formula(q, *rows)).abs().max() < 1e-5
+    metadata = builder(backend).build(0, common_of([1], [20], torch.tensor([[1, 0]]).int(), None))
+    got = attention.forward(None, q, None, None, cache, metadata, torch.empty_like(q))
+    rows = cache[[1, 0]].transpose(1, 2).flatten(0, 1)[:20].split(HEAD_DIM, -1)
+    assert (got - formula(q, *rows)).abs().max() < 1e-5
 
 
-def test_what_is_refused(backend):
+@pytest.mark.parametrize("name", ["plain", "softcap", "sink", "window", "alibi"])
+def test_a_common_prefix_is_read_once(module, name, monkeypatch, seed):
+    """Older versions of vLLM tell of a prefix that all sequences have, here two pages. With a window or slopes it is
+    not treated alone, because distances in a part are not those of the whole."""
+    options, meaning = LAYERS[name]
+    calls, attend = [], module.parts.flash_attn_with_kvcache
+
+    def counted(**call):
+        calls.append(call["cache_seqlens"].tolist())
+        return attend(**call)
+
+    monkeypatch.setattr(module.parts, "flash_attn_with_kvcache", counted)
+    requests = Requests(module.Backend, seed, joined(PAGE), **options)
+    for i in (1, 2):
+        requests.rows[1][i][: 2 * PAGE] = requests.rows[0][i][: 2 * PAGE]
+    assert requests.step((36, 33), **meaning) < 1e-5
+    assert requests.step((1, 5), prefix=2 * PAGE, **meaning) < 1e-5
+    assert calls == ([] if name in ("window", "alibi") else [[32], [5, 6]])
+    with pytest.raises(ValueError, match="common_prefix_len is 5, expected a multiple of the page's 16 rows"):
+        module.parts.cascade({}, SimpleNamespace(prefix_len=5), PAGE)
+    asks = requests.builder.use_cascade_attention
+    assert asks(1024, [1500], 4, 2) and not asks(1008)
+
+
+class Group:
+    """Ranks of decode context parallelism, as threads. Each call is made by all of them."""
+
+    def __init__(self, world_size):
+        self.world_size, self.kept, self.barrier = world_size, [None] * world_size, threading.Barrier(world_size)
+        self.local = threading.local()
+
+    def exchange(self, x):
+        self.barrier.wait(timeout=60)
+        self.kept[self.local.rank] = x
+        self.barrier.wait(timeout=60)
+        return list(self.kept)
+
+    def all_gather(self, x, dim):
+        return torch.cat(self.exchange(x), dim)
+
+    def combine(self, out, lse, group, return_lse):
+        """What vLLM's functions of ranks do: from results of all ranks' heads to those of this rank's heads."""
+        assert group is self and return_lse and out.shape[:2] == lse.shape
+        outs, lses = zip(*self.exchange((out, lse)))
+        weights = torch.stack(lses).double().softmax(0)
+        weights = weights.nan_to_num(0.0)  # no rank has a key
+        merged = sum(w[..., None] * x.double() for w, x in zip(weights, outs)).to(out.dtype)
+        heads = out.shape[1] // self.world_size
+        mine = slice(self.local.rank * heads, (self.local.rank + 1) * heads)
+        return merged[:, mine], torch.stack(lses).logsumexp(0)[:, mine]
+
+
+@pytest.mark.parametrize(("interleave", "world_size"), [(1, 2), (4, 2), (1, 3)])
+@pytest.mark.parametrize("name", ["plain", "softcap", "sink"])
+def test_ranks_of_a_context(module, name, interleave, world_size, monkeypatch, seed):
+    """Each rank has a part of a sequence's rows, and of the query heads; prompts in parts, then tokens."""
+    options, meaning = LAYERS[name]
+    group = Group(world_size)
+    ranks = lambda *_: (world_size, group.local.rank)  # noqa: E731
+    sys.modules.setdefault("vllm.distributed", SimpleNamespace())
+    parallel = SimpleNamespace(
+        get_dcp_group=lambda: group, get_dcp_world_size_and_rank=ranks, get_pcp_group=lambda: None
+    )
+    backend = module.Backend
+    impl = backend.get_impl_cls()
+    monkeypatch.setattr(impl, "dcp_world_size", world_size, raising=False)
+    monkeypatch.setattr(impl, "__new__", lambda cls, *args, **kw: object.__new__(cls))
+    monkeypatch.setattr(module.parts, "combine", lambda: group.combine)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", parallel)
+    monkeypatch.setattr(sys.modules["vllm.v1.attention.backends.utils"], "get_dcp_local_seq_lens", local_lens)
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=world_size, cp_kv_cache_interleave_size=interleave
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+    )
+    draw = torch.Generator().manual_seed(seed)
+    # Each rank has query heads of its own, and one kv head, the same for all: vLLM shards heads before it shards rows.
+    heads = HEADS * world_size
+    rows = [[torch.randn(64, h, HEAD_DIM, generator=draw) for h in (heads, 1, 1)] for _ in range(2)]
+    errors, addresses = [None] * world_size, [set() for _ in range(world_size)]
+
+    def rank(index):
+        group.local.rank = index
+        attention = impl(HEADS, HEAD_DIM, SCALE, 1, **options)
+        made, cache = builder(backend, config, SimpleNamespace(dcp_sharded=True)), joined(PAGE)[:, :1]
+        assert made.supports_draft_decode_metadata_update is False
+        table = torch.randperm(8, generator=torch.Generator().manual_seed(seed + index)).view(2, 4).int()
+        layer = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
+        done, worst = [0, 0], 0.0
+        for new in ((9, 1), (1, 30), (1, 1), (4, 2)):
+            before, done = done, [a + b for a, b in zip(done, new)]
+            slots = []
+            for b in range(2):
+                for p in range(before[b], done[b]):
+                    mine = p // interleave % world_size == index
+                    local = p // interleave // world_size * interleave + p % interleave
+                    slots.append(int(table[b, local // PAGE]) * PAGE + local % PAGE if mine else -1)
+            metadata = made.build(0, common_of(new, done, table, torch.tensor(slots)))
+            assert (metadata.dcp_context_lens is None) == (before == [0, 0])
+            if metadata.dcp_context_lens is not None:
+                addresses[index].add(metadata.dcp_context_lens.data_ptr())
+            q, k, v = (torch.cat([r[i][a:b] for r, a, b in zip(rows, before, done)]) for i in range(3))
+            mine = slice(index * HEADS, (index + 1) * HEADS)
+            attention.do_kv_cache_update(layer, k, v, cache, metadata.slot_mapping)
+            got = attention.forward(layer, q[:, mine], k, v, cache, metadata, torch.empty_like(q[:, mine]))
+            expected = [
+                formula(r[0][a:b, mine], *(x[:b].expand(-1, HEADS_KV, -1) for x in r[1:]), **meaning)
+                for r, a, b in zip(rows, before, done)
+            ]
+            worst = max(worst, float((got - torch.cat(expected)).abs().max()))
+        errors[index] = worst
+
+    threads = [threading.Thread(target=rank, args=(i,)) for i in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert all(error is not None and error < 1e-5 for error in errors), errors
+    assert all(len(found) == 1 for found in addresses)  # the buffer of lengths stays where it is
+
+
+def test_metadata_is_vllms_own_buffers(backend, seed):
+    """A graph replays with what these hold then; builders of other cache groups replace pages and slots only."""
+    table, slots = torch.zeros(2, 4).int(), torch.zeros(3)
+    common = common_of([1, 2], [5, 6], table, slots)
+    made = builder(backend)
+    metadata = made.build(0, common)
+    assert metadata.query_start_loc is common.query_start_loc and metadata.seq_lens is common.seq_lens
+    assert metadata.block_table is table and metadata.slot_mapping is slots
+    other = made.update_block_table(metadata, table.clone(), slots.clone())
+    changed = {x.name for x in fields(metadata) if getattr(metadata, x.name) is not getattr(other, x.name)}
+    assert changed == {"block_table", "slot_mapping"} and metadata.block_table is table
+    assert made.supports_draft_decode_metadata_update and made.update_draft_decode_metadata(metadata) is None
+
+
+def test_vllms_own_layer_runs_it(monkeypatch, seed):
+    """vLLM's layer, forward context, common metadata and cache spec, on a CPU: a prompt in parts, then tokens."""
+    if not IS_INSTALLED:
+        pytest.skip("vLLM is not installed")
+    backend = install("installed", monkeypatch).Backend
+    from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+    from vllm.forward_context import set_forward_context
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    plugin.register()
+    assert AttentionBackendEnum.CUSTOM.get_class() is backend
+    config = VllmConfig(device_config=DeviceConfig(device="cpu"))
+    config.cache_config.block_size = PAGE
+    with set_current_vllm_config(config):
+        options = dict(per_layer_sliding_window=7, attn_backend=backend, prefix="model.layers.0.attn")
+        layer = Attention(HEADS, HEAD_DIM, SCALE, HEADS_KV, cache_config=config.cache_config, **options)
+        made = builder(backend, config, layer.get_kv_cache_spec(config))
+        requests = Requests(backend, seed, joined(PAGE))
+        layer.kv_cache = requests.cache
+        for new in ((17, 3), (1, 20), (1, 1)):
+            before, common = requests.common(new)
+            told = vars(common) | dict(slot_mapping=common.slot_mapping[: sum(new)])
+            metadata = made.build(0, CommonAttentionMetadata(**told))
+            q, k, v = (x[: sum(new)].flatten(1) for x in requests.inputs(before))
+            name = layer.layer_name
+            with set_forward_context({name: metadata}, config, slot_mapping={name: metadata.slot_mapping}):
+                got = layer(q, k, v).view(-1, HEADS, HEAD_DIM)
+            expected = [
+                formula(r[0][a:b], r[1][:b], r[2][:b], window=7)
+                for r, a, b in zip(requests.rows, before, requests.done)
+            ]
+            assert (got - torch.cat(expected)).abs().max() < 1e-5
+
+
+def test_what_is_refused(module, monkeypatch):
+    backend = module.Backend
     attention = backend.get_impl_cls()
-    with pytest.raises(NotImplementedError, match="attn_type is 'encoder_decoder'"):
-        attention(HEADS, HEAD_DIM, 1.0, attn_type="encoder_decoder")
-    with pytest.raises(NotImplementedError, match="kv_cache_dtype is 'fp8', expected one of"):
-        attention(HEADS, HEAD_DIM, 1.0, kv_cache_dtype="fp8")
+    with pytest.raises(NotImplementedError, match="attn_type is 'other'"):
+        attention(HEADS, HEAD_DIM, 1.0, attn_type="other")
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype is 'fp8_e5m2', expected one of"):
+        attention(HEADS, HEAD_DIM, 1.0, kv_cache_dtype="fp8_e5m2")
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype is 'fp8', and an encoder has no cache"):
+        attention(HEADS, HEAD_DIM, 1.0, kv_cache_dtype="fp8", attn_type="encoder")
     x = torch.ones(2, HEADS, HEAD_DIM)
-    with pytest.raises(NotImplementedError, match="a quantized output is asked for"):
-        attention(HEADS, HEAD_DIM, 1.0).forward(None, x, x, x, None, None, x, output_scale=x)
+    for scales in (dict(output_scale=x), dict(output_block_scale=x)):
+        with pytest.raises(NotImplementedError, match="a quantized output is asked for"):
+            attention(HEADS, HEAD_DIM, 1.0).forward(None, x, x, x, None, None, x, **scales)
     assert not attention(HEADS, HEAD_DIM, 1.0).forward(None, x, x, x, None, None, x.clone()).any()  # profiling
-    builder = backend.get_builder_cls()(None, [], None, None)
     with pytest.raises(NotImplementedError, match="causal differs between requests"):
-        builder.build(0, SimpleNamespace(causal=torch.ones(2, dtype=torch.bool)))
-    assert backend.supports_sliding_window() and backend.get_supported_kernel_block_sizes(None)[0].base == 16
-    assert not backend.supports_head_size(512) and not backend.supports_attn_type("encoder_decoder")
-    assert not backend.supports_compute_capability(SimpleNamespace(major=7, minor=5))
+        builder(backend).build(0, SimpleNamespace(causal=torch.ones(2, dtype=torch.bool)))
+    monkeypatch.setattr(attention, "dcp_world_size", 2, raising=False)
+    monkeypatch.setattr(attention, "__new__", lambda cls, *args, **kw: object.__new__(cls))
+    monkeypatch.setattr(module.parts, "combine", lambda: max)
+    with pytest.raises(NotImplementedError, match="sliding_window is 8 with decode context parallelism"):
+        attention(HEADS, HEAD_DIM, 1.0, sliding_window=8)
+    with pytest.raises(NotImplementedError, match=r"alibi_slopes is \[0.5\] with decode context parallelism"):
+        attention(HEADS, HEAD_DIM, 1.0, alibi_slopes=[0.5])
+    metadata = builder(backend).build(0, common_of([2], [2], torch.zeros(1, 1).int(), None))
+    with pytest.raises(NotImplementedError, match="key and value are None with decode context parallelism"):
+        attention(HEADS, HEAD_DIM, 1.0).forward(None, x, None, None, None, metadata, x)
+
+
+def test_gpus_are_those_with_a_kernel(backend):
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+    def reason(capability=(9, 0), head_size=128, cache="auto"):
+        gpu = SimpleNamespace(major=capability[0], minor=capability[1])
+        return backend.supports_combination(head_size, torch.bfloat16, cache, 16, False, False, False, False, gpu) or (
+            "" if backend.supports_compute_capability(gpu) else "gpu"
+        )
+
+    for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
+        assert not any(reason(capability, size, cache) for size in (64, 128, 256, 512) for cache in ("auto", "fp8"))
+    assert reason((7, 5)) == "no kernel of fa4 has head_size 128 with kv_cache_dtype 'auto' on this GPU"
+    assert not reason(head_size=72) and "head_size 72 with kv_cache_dtype 'fp8'" in reason(head_size=72, cache="fp8")
+    assert backend.supports_head_size(512) and not backend.supports_head_size(520)
+    assert not backend.supports_head_size(68) and backend.get_supported_kernel_block_sizes(None)[0].base == 16
+
+
+def test_batch_invariance_is_asked_for(module, monkeypatch, seed):
+    seen, attend = [], module.flash_attn_with_kvcache
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setattr(
+        module, "flash_attn_with_kvcache", lambda **call: seen.append(call["batch_invariant"]) or attend(**call)
+    )
+    requests = Requests(module.Backend, seed, joined(PAGE))
+    assert requests.step((20, 3)) < 1e-5 and requests.step((1, 1), prefix=PAGE) < 1e-5  # no prefix alone either
+    assert seen == [True, True] and module.Backend.supports_batch_invariance()

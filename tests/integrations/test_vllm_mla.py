@@ -1,4 +1,4 @@
-"""fa4 as vLLM's backend of latent attention, beside stubs: the package itself, which needs a GPU, has not run it."""
+"""fa4 as vLLM's backend of latent attention, beside stubs that are held to its checked-in contract."""
 
 import functools
 import inspect
@@ -12,7 +12,9 @@ import torch
 
 from fa4.emulator import emulate
 from fa4.integrations import vllm as plugin
-from tests.integrations.vllm_mla import DECODER, PARAMETERS, Registered, modules
+from tests.integrations import contracts
+from tests.integrations.contracts import vllm as contract_of_vllm
+from tests.integrations.vllm_mla import DECODER, Registered, modules
 
 LATENT, ROPE = 512, 64
 COLUMNS = LATENT + ROPE
@@ -38,7 +40,9 @@ def install(monkeypatch):
         return registered
 
     for name in OURS:
-        sys.modules.pop(name, None)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for found in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
+        monkeypatch.delitem(sys.modules, found)
     yield installed
     for name in OURS:
         sys.modules.pop(name, None)
@@ -75,13 +79,16 @@ class Server:
     """Requests on one paged cache. Pages without an owner and rows past the end of a sequence are NaN, and entries of
     the table past the rows in use are no page's number."""
 
-    def __init__(self, backend, seed, heads, page, dtype, speculative=0):
+    def __init__(self, backend, seed, heads, page, dtype, speculative=0, scale=None):
+        """scale: factor of a cache of e4m3 rows; None for one of `dtype`."""
         self.draw = torch.Generator().manual_seed(seed)
         self.heads, self.page, self.dtype = heads, page, dtype
-        self.cache = torch.full((24, 2, page, COLUMNS), math.nan, dtype=dtype)[:, 1]  # of the second of two layers
+        of_cache = dtype if scale is None else torch.float8_e4m3fn
+        self.cache = torch.full((24, 2, page, COLUMNS), math.nan).to(of_cache)[:, 1]  # of the second of two layers
+        self.scale = scale
         self.free = torch.randperm(24, generator=self.draw).tolist()
         self.requests = {}  # of each name, its pages and its rows
-        self.attention = layer(backend, heads)
+        self.attention = layer(backend, heads, kv_cache_dtype="auto" if scale is None else "fp8")
         config = SimpleNamespace(num_speculative_tokens=speculative)
         self.builder = backend.get_builder_cls()(None, ["layer"], config, torch.device("cpu"))
 
@@ -94,7 +101,9 @@ class Server:
         while len(pages) * self.page < len(rows):
             pages = [*pages, self.free.pop()]
         for i in range(len(rows) - count, len(rows)):
-            self.cache[pages[i // self.page], i % self.page] = rows[i]
+            stored = rows[i] if self.scale is None else (rows[i] / self.scale).to(torch.float8_e4m3fn)
+            self.cache[pages[i // self.page], i % self.page] = stored
+            rows[i] = stored if self.scale is None else stored.to(self.dtype) * self.scale
         self.requests[name] = pages, rows
 
     def step(self, new, joined=False, padding=0):
@@ -119,7 +128,8 @@ class Server:
         assert metadata.num_decodes == len(starts) - 1 and metadata.num_prefills == 0
         q = self.random(int(starts[-1]), self.heads, COLUMNS)
         given = q if joined else (q[..., :LATENT].contiguous(), q[..., LATENT:])
-        got = self.attention.forward_mqa(given, self.cache, metadata, None)
+        scales = None if self.scale is None else SimpleNamespace(_k_scale=torch.tensor(self.scale))
+        got = self.attention.forward_mqa(given, self.cache, metadata, scales)
         right = [formula(q[a:b], rows) for a, b, (_, rows) in zip(starts.tolist(), starts[1:].tolist(), batch)]
         return got, tuple(map(torch.cat, zip(*right)))
 
@@ -129,12 +139,13 @@ def assert_close(got, expected, tolerance):
     assert (got.double() - expected).abs().max() < tolerance
 
 
-def test_parameters_are_vllms(backend, prefill):
-    classes = {"MlaPrefill": prefill, "MlaBackend": backend}
-    classes |= {cls.__name__: cls for cls in (backend.get_impl_cls(), backend.get_builder_cls())}
-    for name, expected in PARAMETERS.items():
-        cls, method = name.split(".")
-        assert tuple(inspect.signature(getattr(classes[cls], method)).parameters) == expected, name
+def test_it_has_what_vllm_calls(backend, prefill):
+    classes = {"prefill.MlaPrefill": prefill, "mla.MlaBackend": backend}
+    classes |= {f"mla.{cls.__name__}": cls for cls in (backend.get_impl_cls(), backend.get_builder_cls())}
+    contract = contracts.load("vllm")
+    for name, cls in classes.items():
+        for base in contract_of_vllm.OURS[name]:
+            assert not contracts.differences(contract["classes"][base], cls), name
 
 
 @pytest.mark.parametrize("page", [16, 32, 64, 128])
@@ -150,6 +161,19 @@ def test_requests_come_and_go(backend, heads, page, seed):
         (out, lse), (expected, _) = server.step(new, joined=i % 2 == 1, padding=i % 3)
         assert_close(out, expected, 1e-4)
         assert lse is None
+
+
+def test_a_cache_of_8_bits(backend, seed):
+    server = Server(backend, seed, 16, 32, torch.float32, speculative=3, scale=0.03125)
+    assert server.attention.supports_quant_query_input is False
+    for new in (dict(a=4, b=2), dict(b=1, a=1), dict(a=3, b=4)):
+        (out, _), (expected, _) = server.step(new)
+        assert_close(out, expected, 1e-4)
+
+
+def test_metadata_of_drafts_is_vllms_own(backend):
+    made = backend.get_builder_cls()(None, ["layer"], None, torch.device("cpu"))
+    assert made.supports_draft_decode_metadata_update and made.update_draft_decode_metadata(None) is None
 
 
 @pytest.mark.rotates(4)
@@ -324,12 +348,13 @@ def test_what_vllm_is_told(backend, prefill):
     assert backend.get_name() == prefill.get_name() == "CUSTOM" and backend.is_mla()
     assert backend.supports_head_size(576) and not backend.supports_head_size(320)
     assert [size.base for size in backend.get_supported_kernel_block_sizes()] == [16]
-    assert backend.supported_kv_cache_dtypes == ["auto", "float16", "bfloat16"]
+    assert backend.supported_kv_cache_dtypes == ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
     assert backend.get_builder_cls()._cudagraph_support.name == "UNIFORM_BATCH"
     impl = backend.get_impl_cls()
     assert impl.supports_dcp and impl.can_return_lse_for_decode and not impl.supports_pcp
-    combination = dict.fromkeys(PARAMETERS["MlaBackend.supports_combination"]) | dict(dtype=torch.bfloat16)
-    for dtype in (None, "auto", "bfloat16"):
+    combination = dict.fromkeys(inspect.signature(backend.supports_combination).parameters)
+    combination |= dict(dtype=torch.bfloat16)
+    for dtype in (None, "auto", "bfloat16", "fp8"):
         assert backend.supports_combination(**combination | dict(kv_cache_dtype=dtype)) is None
     reason = backend.supports_combination(**combination | dict(kv_cache_dtype="float16"))
     assert reason == "kv_cache_dtype is 'float16', expected the model's torch.bfloat16, or 'auto'"
@@ -348,7 +373,7 @@ def test_gpus_are_those_with_a_kernel(backend, prefill):
 
 
 REFUSED = {
-    "fp8": (dict(kv_cache_dtype="fp8"), "kv_cache_dtype is 'fp8', expected one of"),
+    "e5m2": (dict(kv_cache_dtype="fp8_e5m2"), "kv_cache_dtype is 'fp8_e5m2', expected one of"),
     "window": (dict(sliding_window=128), "sliding_window is 128, expected None"),
     "softcap": (dict(logits_soft_cap=30.0), "logits_soft_cap is 30.0, expected None"),
     "slopes": (dict(alibi_slopes=[0.5]), r"alibi_slopes is \[0.5\], expected None"),

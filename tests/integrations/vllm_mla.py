@@ -8,28 +8,9 @@ from typing import Any
 
 import torch
 
-from tests.integrations.test_vllm import stub
-
-# Parameters of the methods that vLLM 0.33.0 calls, in vllm/model_executor/layers/attention/mla_attention.py,
-# vllm/v1/attention/backend.py and vllm/v1/attention/backends/mla/prefill/base.py.
-PARAMETERS = {
-    "MlaAttention.__init__": (
-        "self", "num_heads", "head_size", "scale", "num_kv_heads", "alibi_slopes", "sliding_window", "kv_cache_dtype",
-        "logits_soft_cap", "attn_type", "kv_sharing_target_layer_name", "mla_args",
-    ),
-    "MlaAttention.forward_mqa": ("self", "q", "kv_c_and_k_pe_cache", "attn_metadata", "layer"),
-    "MlaMetadataBuilder._build_decode": (
-        "self", "block_table_tensor", "seq_lens_device", "max_seq_len", "query_start_loc_cpu",
-        "query_start_loc_device", "num_decode_tokens", "max_query_len", "dcp_tot_seq_lens_device",
-    ),
-    "MlaBackend.supports_combination": (
-        "head_size", "dtype", "kv_cache_dtype", "block_size", "use_mla", "has_sink", "use_sparse", "use_mm_prefix",
-        "device_capability",
-    ),
-    "MlaBackend.get_supported_kernel_block_sizes": ("kv_cache_spec",),
-    "MlaPrefill.run_prefill_new_tokens": ("self", "q", "k", "v", "return_softmax_lse", "out", "output_scale"),
-    "MlaPrefill.run_prefill_context_chunk": ("self", "chunk", "q", "k", "v", "out"),
-}  # fmt: skip
+from tests.integrations.contracts import load
+from tests.integrations.contracts.vllm import namespace
+from tests.integrations.vllm_stubs import module as stub
 
 MULTIPLE_OF, DECODER = (lambda base: SimpleNamespace(base=base)), "decoder"
 
@@ -68,6 +49,7 @@ class MLACommonImpl(abc.ABC):
 
     def __init__(self, *options, kv_lora_rank, qk_rope_head_dim, **further):
         self.num_heads, self.head_size, self.scale = options[:3]
+        self.kv_cache_dtype = options[6]
         self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
         self.need_to_return_lse_for_decode = self.dcp_world_size > 1 and self.can_return_lse_for_decode
 
@@ -162,7 +144,7 @@ def modules(registered: Registered, has_prefill: bool = True) -> list[ModuleType
             "vllm.v1.attention.backend",
             **{name: type(name, (), {}) for name in ("AttentionBackend", "AttentionImpl", "AttentionMetadataBuilder")},
             AttentionCGSupport=enum.Enum("AttentionCGSupport", "NEVER UNIFORM_BATCH ALWAYS"),
-            AttentionType=SimpleNamespace(DECODER=DECODER, ENCODER="encoder", ENCODER_ONLY="encoder_only"),
+            AttentionType=namespace(load("vllm"), "AttentionType"),
             MultipleOf=MULTIPLE_OF,
         ),
     ]

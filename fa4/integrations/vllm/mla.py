@@ -111,6 +111,13 @@ class MlaMetadataBuilder(MLACommonMetadataBuilder):
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
     query_len_support = QueryLenSupport.VARLEN
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.supports_draft_decode_metadata_update = getattr(self, "dcp_world_size", 1) == 1
+
+    def update_draft_decode_metadata(self, metadata: MLACommonMetadata) -> None:
+        """Do nothing: metadata of decoding is vLLM's own tensors."""
+
     def _build_decode(
         self,
         block_table_tensor: Tensor,

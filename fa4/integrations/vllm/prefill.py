@@ -12,6 +12,8 @@ from . import NAME
 from .backend import Backend
 from .mla import MlaBackend
 
+WIDEST = 256  # columns of a head, of keys or values
+
 
 class MlaPrefill(MLAPrefillBackend):
     """Attention of prompts to their own keys, and to parts of what the cache has of them. vLLM merges the parts."""
@@ -29,7 +31,7 @@ class MlaPrefill(MLAPrefillBackend):
     @classmethod
     def supports_mla_dimensions(cls, mla_dimensions: Any) -> bool:
         widths = mla_dimensions.qk_nope_head_dim + mla_dimensions.qk_rope_head_dim, mla_dimensions.v_head_dim
-        return all(Backend.supports_head_size(width) for width in widths)
+        return all(width % 8 == 0 and width <= WIDEST for width in widths)
 
     def supports_out(self) -> bool:
         return True

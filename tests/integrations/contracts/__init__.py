@@ -87,7 +87,8 @@ def differences(contract: dict, cls: type) -> list[str]:
             continue
         function = getattr(ours, "__func__", ours)
         if not getattr(function, "__module__", "").startswith("fa4."):  # inherited
-            wrong += [f"{cls.__name__}.{name} is abstract"] if method.get("abstract") else []
+            if getattr(function, "__isabstractmethod__", False):
+                wrong.append(f"{cls.__name__}.{name} is abstract")
             continue
         kind = "method" if function is ours else type(ours).__name__
         if kind != method["kind"] and {kind, method["kind"]} != {"staticmethod", "classmethod"}:
