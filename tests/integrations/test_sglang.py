@@ -90,7 +90,10 @@ def engine(request, monkeypatch):
     monkeypatch.setitem(sys.modules, name, ours)
     modes_of = importlib.import_module(f"{SRT}.model_executor.forward_batch_info").ForwardMode
     types = importlib.import_module(f"{SRT}.layers.radix_attention").AttentionType
-    return SimpleNamespace(Backend=ours.Backend, modes=modes_of, types=types)
+    made = SimpleNamespace(Backend=ours.Backend, modes=modes_of, types=types, pool=Pool, layer=SimpleNamespace)
+    if request.param == "installed":
+        made.pool, made.layer = sglangs_pool, sglangs_layer
+    return made
 
 
 def formula(q, k, v, window=None, softcap=0.0, sink=None, causal=True):
@@ -107,10 +110,30 @@ def formula(q, k, v, window=None, softcap=0.0, sink=None, causal=True):
     return torch.einsum("hqk,khd->qhd", scores.softmax(2)[..., : len(k)], v), scores.logsumexp(2).T
 
 
+def sglangs_pool(slots, page, dtype):
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    pool = MHATokenToKVPool(slots - page, page, dtype, HEADS_KV, HEAD_DIM, 4, "cpu", False)
+    pool.buffers = pool.get_kv_buffer(3)
+    for x in pool.buffers:
+        x.copy_(torch.full(x.shape, math.nan).to(dtype))
+    return pool
+
+
+def sglangs_layer(**options):
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    layer = RadixAttention(HEADS, HEAD_DIM, SCALE, HEADS_KV, options["layer_id"])
+    for name, value in options.items():
+        assert hasattr(layer, name), name
+        setattr(layer, name, value)
+    return layer
+
+
 class Pool:
     """A layer's keys and values by slots, as SGLang's pool hands them out. Slots without a token are NaN."""
 
-    def __init__(self, slots, dtype):
+    def __init__(self, slots, page, dtype):
         self.buffers = [torch.full((slots, HEADS_KV, HEAD_DIM), math.nan).to(dtype) for _ in range(2)]
 
     def get_kv_buffer(self, layer_id):
@@ -129,7 +152,7 @@ class Server:
 
     def __init__(self, engine, seed, page=1, dtype=torch.float32, **layer):
         self.engine, self.page, self.draw = engine, page, torch.Generator().manual_seed(seed)
-        self.pool = Pool(64 * page, dtype)
+        self.pool = engine.pool(64 * page, page, dtype)
         self.slots = SimpleNamespace(req_to_token=torch.zeros(4, 24 * page, dtype=torch.int32))
         self.free, self.rows, self.pages = torch.randperm(64, generator=self.draw).tolist(), {}, {}
         options = dict(
@@ -138,7 +161,7 @@ class Server:
             is_cross_attention=False, attn_type=engine.types.DECODER, k_scale=None, v_scale=None,
             xai_temperature_len=-1,
         )  # fmt: skip
-        self.layer = SimpleNamespace(**options | layer)
+        self.layer = engine.layer(**options | layer)
         self.backend = engine.Backend(self.runner(dtype))
 
     def runner(self, dtype=torch.float32, **changes):
