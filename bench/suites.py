@@ -213,6 +213,43 @@ def _image(queries: int, keys: int | None = None) -> BenchCase:
     return BenchCase("fwd", 1, queries, keys or queries, 24, 24, 128, 128, False)
 
 
+def _pairs(
+    heads: int, head_dim: int, lengths: tuple[tuple[int, int, int], ...], directions: tuple[str, ...] = ("fwd", "bwd")
+) -> tuple[BenchCase, ...]:
+    """Attention of all queries to all keys. lengths: batch, queries, keys."""
+    return tuple(
+        BenchCase(direction, batch, queries, keys, heads, heads, head_dim, head_dim, False)
+        for batch, queries, keys in lengths
+        for direction in directions
+    )
+
+
+def _vision() -> tuple[BenchCase, ...]:
+    """Encoders of images, with heads, columns and tokens as in SigLIP so400m (72 columns), ViT-L, Qwen2-VL (80) and
+    InternViT-6B; an odd number of tokens; and attention of a few learned queries to an image's tokens."""
+    return (
+        *_pairs(16, 72, ((32, 729, 729), (8, 4096, 4096), (4, 4173, 4173))),
+        *_pairs(16, 64, ((64, 257, 257), (16, 577, 577))),
+        *_pairs(16, 80, ((4, 4173, 4173),)),
+        *_pairs(25, 128, ((8, 1025, 1025),)),
+        *_pairs(16, 72, ((32, 64, 4173),), ("fwd",)),
+        *_pairs(12, 64, ((64, 32, 257),), ("fwd",)),
+    )
+
+
+def _diffusion() -> tuple[BenchCase, ...]:
+    """Denoisers of images and videos, with heads, columns and tokens as in FLUX, SDXL, PixArt (72 columns) and Wan 2.1:
+    attention among the tokens of an image, and to the few of a text."""
+    return (
+        *_pairs(24, 128, ((1, 4608, 4608),)),
+        *_pairs(10, 64, ((8, 4096, 4096), (8, 4096, 77))),
+        *_pairs(20, 64, ((8, 1024, 77),)),
+        *_pairs(16, 72, ((8, 4096, 4096), (8, 4096, 300), (8, 4173, 120))),
+        *_pairs(12, 128, ((1, 32760, 32760), (1, 32760, 512)), ("fwd",)),
+        *_pairs(40, 128, ((1, 32760, 32760), (1, 32760, 512)), ("fwd",)),
+    )
+
+
 def _consumer() -> tuple[BenchCase, ...]:
     """Shapes of graphics cards and small workstations; the tensors of each fit 8 GB."""
     training = [
@@ -336,6 +373,8 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         for dtype in ("bfloat16", E4M3, MXFP8)
         if dtype != MXFP8 or case.head_dim_v <= (128 if case.direction == "fwd" else 64)
     ),
+    "vision": _vision(),
+    "diffusion": _diffusion(),
     "cpu": _CPU,
     "tiny": tuple(  # seconds on any CPU: shows that checks, rows and plots work
         BenchCase(direction, 1, seqlen, seqlen, 2, 2, 64, 64, True, "float32")

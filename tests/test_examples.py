@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 ALONE = {
     "custom_mask": [],
     "decode_with_pages": [],
+    "denoise": ["--steps", "10"],
     "finetune_transformers": [],
     "serve": ["10"],
     "sparse_gpt": ["--steps", "12"],
