@@ -1,0 +1,60 @@
+"""`bench.serve`: attention of the peers in the server of the example."""
+
+import importlib.util
+import json
+
+import torch
+from click.testing import CliRunner
+
+from bench import serve
+from fa4.cli.demo import ModelConfig, Transformer
+
+SMALL = [
+    "--layers",
+    "2",
+    "--heads",
+    "4,2",
+    "--head-dim",
+    "32",
+    "--requests",
+    "4",
+    "--front",
+    "64",
+    "--rest",
+    "21",
+    "--new",
+    "8",
+    "--page",
+    "16",
+    "--rows",
+    "128",
+]
+
+
+def test_sdpa_chooses_the_tokens_of_fa4(tmp_path, seed):
+    """The same text, request by request: rows to pages, rotation, padding and masks are right."""
+    torch.manual_seed(seed)
+    config = ModelConfig(layers=2, heads_q=4, heads_kv=2, head_dim=16)
+    model = Transformer(config)
+    torch.nn.init.normal_(model.embed.weight, std=0.5)
+    module, texts = serve.example(), []
+    for attention in (module.Fa4Attention, serve.Sdpa):
+        server = module.Server(model, config, pages=40, size=8, rows=30, attention=attention)
+        requests = [server.submit(bytes(range(b, b + n)), 9) for b, n in ((0, 37), (3, 1), (90, 20), (0, 35))]
+        while server.running or server.waiting:
+            server.step()
+        texts.append([request.tokens for request in requests])
+    assert texts[0] == texts[1]
+
+
+def test_a_row_for_each_attention(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    names = ("--attention", "fa4", "--attention", "sdpa", "--attention", "flash-attn-4")
+    result = CliRunner().invoke(serve.main, [*names, *SMALL, "--no-graphs", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    fa4_row, sdpa, peer = map(json.loads, out.read_text().splitlines())
+    assert [row["attention"] for row in (fa4_row, sdpa, peer)] == ["fa4", "sdpa", "flash-attn-4"]
+    assert fa4_row["tokens_per_s"] > 0 and fa4_row["shared"] == 3 * 64 == sdpa["shared"]
+    assert sdpa["same_first_tokens"] == 1.0 and fa4_row["steps"] == sdpa["steps"]
+    if importlib.util.find_spec("flash_attn") is None:
+        assert "ModuleNotFoundError" in peer["error"]
