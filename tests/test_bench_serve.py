@@ -9,26 +9,8 @@ from click.testing import CliRunner
 from bench import serve
 from fa4.cli.demo import ModelConfig, Transformer
 
-SMALL = [
-    "--layers",
-    "2",
-    "--heads",
-    "4,2",
-    "--head-dim",
-    "32",
-    "--requests",
-    "4",
-    "--front",
-    "64",
-    "--rest",
-    "21",
-    "--new",
-    "8",
-    "--page",
-    "16",
-    "--rows",
-    "128",
-]
+SIZES = dict(layers=2, heads="4,2", head_dim=32, requests=4, front=64, rest=21, new=8, page=16, rows=128)
+SMALL = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
 
 
 def test_sdpa_chooses_the_tokens_of_fa4(tmp_path, seed):
