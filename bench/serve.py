@@ -134,7 +134,21 @@ def measured(serve: ModuleType, name: str, graphs: bool, load: Load, config: Mod
     )  # fmt: skip
 
 
+def table(rows: list[dict]) -> str:
+    """Markdown: new tokens a second of each attention, by calls and by graphs of the steps that only decode."""
+    names = list(dict.fromkeys(row["attention"] for row in rows))
+    rates = {(row["attention"], row["graphs"]): row for row in rows}
+
+    def cell(name: str, graphs: bool) -> str:
+        row = rates.get((name, graphs), {})
+        return f"{row['tokens_per_s']:,.0f}" if "tokens_per_s" in row else row.get("error", "not run")
+
+    lines = ["| attention | calls | CUDA graphs |", "|---|--:|--:|"]
+    return "\n".join(lines + [f"| {name} | {cell(name, False)} | {cell(name, True)} |" for name in names])
+
+
 @click.command(help=__doc__)
+@click.option("--show", type=click.Path(exists=True, path_type=Path), help="Print the table of a file; run nothing.")
 @click.option("--attention", "names", multiple=True, default=("fa4", "sdpa", "flash-attn-4"), show_default=True)
 @click.option("--graphs/--no-graphs", "only", default=None, help="Only with, or without, CUDA graphs.")
 @click.option("--layers", default=16, show_default=True)
@@ -147,13 +161,16 @@ def measured(serve: ModuleType, name: str, graphs: bool, load: Load, config: Mod
 @click.option("--page", default=64, show_default=True)
 @click.option("--rows", default=4096, show_default=True, help="Most new rows of a batch.")
 @click.option("--out", type=click.Path(path_type=Path), help="File to append rows to.")
-def main(names, only, layers, heads, head_dim, requests, front, rest, new, page, rows, out) -> None:
+def main(show, names, only, layers, heads, head_dim, requests, front, rest, new, page, rows, out) -> None:
+    if show is not None:
+        print(table([json.loads(line) for line in show.read_text().splitlines()]))
+        return
     on_gpu, load = torch.cuda.is_available(), Load(requests, front, rest, new)
     heads_q, heads_kv = map(int, heads.split(","))
     config = ModelConfig(layers, heads_q, heads_kv, head_dim, torch.bfloat16 if on_gpu else torch.float32)
     pages = requests * -(-load.longest // page) + front // page + 2
     settings = dict(pages=pages, size=page, requests=requests, rows=rows)
-    table = Table("attention", "graphs", "new tokens/s", "steps")
+    shown = Table("attention", "graphs", "new tokens/s", "steps")
     serve, expected = example(), None
     for graphs in (False, True) if only is None else (only,):
         for name in names:
@@ -166,14 +183,14 @@ def main(names, only, layers, heads, head_dim, requests, front, rest, new, page,
             except Exception as error:  # a package's failure must not end the run; the row has it
                 row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             rate = f"{row['tokens_per_s']:,.0f}" if "tokens_per_s" in row else row["error"]
-            table.add_row(name, str(graphs), rate, str(row.get("steps", "")))
+            shown.add_row(name, str(graphs), rate, str(row.get("steps", "")))
             if out is not None:
                 shape = dict(layers=layers, heads_q=heads_q, heads_kv=heads_kv, head_dim=head_dim, page=page, rows=rows)
                 stamp = machine.facts(torch.device("cuda" if on_gpu else "cpu"))
                 date = datetime.date.today().isoformat()
                 with out.open("a") as file:
                     file.write(json.dumps({**row, **dataclasses.asdict(load), **shape, "date": date, **stamp}) + "\n")
-    Console().print(table)
+    Console().print(shown)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,17 @@
 
 import importlib.util
 import json
+import re
+from pathlib import Path
 
+import pytest
 import torch
 from click.testing import CliRunner
 
-from bench import serve
+from bench import serve, summary
 from fa4.cli.demo import ModelConfig, Transformer
 
+ROOT = Path(__file__).parents[1]
 SIZES = dict(layers=2, heads="4,2", head_dim=32, requests=4, front=64, rest=21, new=8, page=16, rows=128)
 SMALL = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
 
@@ -40,3 +44,17 @@ def test_a_row_for_each_attention(tmp_path):
     assert sdpa["same_first_tokens"] == 1.0 and fa4_row["steps"] == sdpa["steps"]
     if importlib.util.find_spec("flash_attn") is None:
         assert "ModuleNotFoundError" in peer["error"]
+
+
+def test_the_page_of_the_server_has_the_rows():
+    page = (ROOT / "docs/results/serving-h200.md").read_text()
+    (file,) = re.findall(r"<!-- `python -m bench.serve --show (\S+)`; a test compares -->", page)
+    assert CliRunner().invoke(serve.main, ["--show", str(ROOT / file)]).output.strip() in page
+
+
+@pytest.mark.parametrize("suite", ["diffusion", "vision"])
+def test_the_page_of_shapes_has_the_rows(suite):
+    page = (ROOT / "docs/results/vision-diffusion-h200.md").read_text()
+    file = f"bench/results/2026-11-28_nvidia-h200_{suite}.jsonl"
+    assert f"python -m bench.summary {file}" in page
+    assert CliRunner().invoke(summary.main, [str(ROOT / file)]).output.strip() in page

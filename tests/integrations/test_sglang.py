@@ -24,13 +24,14 @@ SRT = "sglang.srt"
 def modes(members):
     """SGLang's modes of a batch, with those of its questions that are asked."""
     plain = enum.IntEnum("ForwardMode", members)
+    extends = {"EXTEND", "MIXED", "DRAFT_EXTEND_V2", "TARGET_VERIFY", "SPLIT_PREFILL", "DLLM_EXTEND"}
     questions = {
-        "is_idle": ("IDLE",), "is_decode": ("DECODE",), "is_decode_or_idle": ("DECODE", "IDLE"), "is_mixed": ("MIXED",),
-        "is_target_verify": ("TARGET_VERIFY",), "is_dllm_extend": ("DLLM_EXTEND",),
+        "is_decode": {"DECODE"}, "is_target_verify": {"TARGET_VERIFY"}, "is_dllm_extend": {"DLLM_EXTEND"},
+        "is_extend": extends,
     }  # fmt: skip
     made = SimpleNamespace()
     for member in plain:
-        answers = {name: (lambda yes: lambda: yes)(member.name in of) for name, of in questions.items()}
+        answers = {name: (lambda yes: lambda **_: yes)(member.name in of) for name, of in questions.items()}
         setattr(made, member.name, SimpleNamespace(name=member.name, **answers))
     return made
 

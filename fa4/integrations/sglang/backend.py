@@ -190,7 +190,7 @@ def _lengths(batch: Any) -> tuple[Tensor, Tensor, int]:
         if getattr(batch.spec_info, "ragged_verify_layout", None) is not None:
             raise NotImplementedError("ragged_verify_layout is given, expected as many drafts for each request")
         return torch.full_like(lengths, drafts), lengths + drafts, drafts
-    if mode.is_decode_or_idle():
+    if not mode.is_extend(include_draft_extend_v2=True):
         if batch.spec_info is not None:
             raise NotImplementedError("spec_info is given with one query a sequence: draft steps are not connected")
         return torch.ones_like(lengths), lengths, 1
