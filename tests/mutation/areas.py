@@ -256,6 +256,7 @@ AREAS = (
         ("tests/integrations/test_vllm.py",),
         ("tests/integrations/test_vllm_mla.py -k 'not emulated'",),
     ),
+    Area("sglang", ("fa4/integrations/sglang/*",), ("tests/integrations/test_sglang.py",), ()),
     Area(
         "neighbours",
         ("fa4/compat/*", "fa4/integrations/*"),
