@@ -24,14 +24,18 @@ SRT = "sglang.srt"
 def modes(members):
     """SGLang's modes of a batch, with those of its questions that are asked."""
     plain = enum.IntEnum("ForwardMode", members)
-    extends = {"EXTEND", "MIXED", "DRAFT_EXTEND_V2", "TARGET_VERIFY", "SPLIT_PREFILL", "DLLM_EXTEND"}
-    questions = {
-        "is_decode": {"DECODE"}, "is_target_verify": {"TARGET_VERIFY"}, "is_dllm_extend": {"DLLM_EXTEND"},
-        "is_extend": extends,
-    }  # fmt: skip
+    extends = {"EXTEND", "MIXED", "TARGET_VERIFY", "SPLIT_PREFILL", "DLLM_EXTEND"}
+    questions = {"is_decode": {"DECODE"}, "is_target_verify": {"TARGET_VERIFY"}, "is_dllm_extend": {"DLLM_EXTEND"}}
+
+    def is_extend(name):
+        return lambda include_draft_extend_v2=False: (
+            name in extends or (include_draft_extend_v2 and name == "DRAFT_EXTEND_V2")
+        )
+
     made = SimpleNamespace()
     for member in plain:
-        answers = {name: (lambda yes: lambda **_: yes)(member.name in of) for name, of in questions.items()}
+        answers = {name: (lambda yes: lambda: yes)(member.name in of) for name, of in questions.items()}
+        answers["is_extend"] = is_extend(member.name)
         setattr(made, member.name, SimpleNamespace(name=member.name, **answers))
     return made
 
@@ -322,6 +326,15 @@ def test_drafts_are_verified(engine, drafts, seed):
     server.step({0: 20, 1: 3})
     spec = SimpleNamespace(draft_token_num=drafts, topk=1)
     assert server.step({1: drafts, 0: drafts}, "TARGET_VERIFY", spec_info=spec)[0] < 1e-5
+
+
+def test_a_draft_model_is_given_what_was_accepted(engine, seed):
+    """Other numbers of tokens for each request, and SGLang's notes of its drafts."""
+    server = Server(engine, seed, 16)
+    server.step({0: 20, 1: 3})
+    for host in ([3, 1], None):
+        changes = dict(spec_info=object(), extend_seq_lens_cpu=host)
+        assert server.step({0: 3, 1: 1}, "DRAFT_EXTEND_V2", **changes)[0] < 1e-5
 
 
 def test_graphs_read_the_same_buffers(engine, seed):

@@ -54,7 +54,7 @@ class Backend(AttentionBackend):
         if forward_batch.seq_lens_cpu is not None and forward_batch.seq_lens_cpu.numel():
             longest_key = int(forward_batch.seq_lens_cpu.max()) + _drafts(forward_batch)
         starts = torch.zeros(len(counts) + 1, dtype=torch.int32, device=counts.device)
-        torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
+        starts[1:].copy_(counts.cumsum(0))
         table = self._pages(forward_batch, longest_key)
         self.forward_metadata = Metadata(starts, lengths.int(), table, longest, longest_key)
 
@@ -74,7 +74,7 @@ class Backend(AttentionBackend):
             raise RuntimeError("a CUDA graph is prepared before init_cuda_graph_state was called")
         counts, lengths, longest = _lengths(forward_batch)
         batch = len(counts)
-        torch.cumsum(counts, 0, dtype=torch.int32, out=buffers.query_start_loc[1 : batch + 1])
+        buffers.query_start_loc[1 : batch + 1].copy_(counts.cumsum(0))
         buffers.seq_lens[:batch].copy_(lengths)
         buffers.page_table[:batch].copy_(self._pages(forward_batch, self.max_context_len))
         self.forward_metadata = Metadata(
