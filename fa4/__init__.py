@@ -1,6 +1,7 @@
 """Attention kernels for NVIDIA Blackwell in CuTe DSL, with portable paths for every other device."""
 
 from . import masks, scores
+from .api.call_ranges import CallRange, compile_ahead
 from .api.dense import flash_attn_func, flash_attn_varlen_func
 from .api.dropout import dropout_mask
 from .api.explained import explain
@@ -19,10 +20,12 @@ from .sparse import sparse_attention
 
 __version__ = "0.1.0"
 __all__ = [
+    "CallRange",
     "ModError",
     "NoBackend",
     "Quantized",
     "__version__",
+    "compile_ahead",
     "create_block_mask",
     "dequantize",
     "dropout_mask",

@@ -219,7 +219,7 @@ def test_host_code_is_made_for_the_object_file_alone(monkeypatch, tmp_path, load
     with pytest.warns(UserWarning, match="full"):
         jit._through_disk(tmp_path, ("sm_80", False, ("not kept",)), build)
     assert asked == [True, True, False]
-    jit.DryRun(tmp_path).compile(("sm_90a", False, ("dry",)), build)
+    jit.DryRun(tmp_path).compile(jit.Request(("dry",), build, chip_by_number(90)))
     assert asked == [True, True, False, True]
     build()
     assert asked == [True, True, False, True, False]

@@ -83,7 +83,13 @@ def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict
         NoBackend: no backend serves the problem on the chip.
         ValueError: the chip is unknown.
     """
-    chip = chip_by_number(problem.chip, sms=problem.sms)
+    with jit.compile_only(prepare(directory)) as compiled:
+        _run(problem)
+    return compiled.seconds
+
+
+def prepare(directory: Path) -> Path:
+    """Make a directory for FA4_CACHE_DIR, from which nothing is removed, and return its folder of entries."""
     below = directory / jit.fingerprint()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     jit.prepare(below)
@@ -91,12 +97,23 @@ def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict
     library = toolchain.runtime_library()
     if library is not None:
         linked.ship(below, library)
-    with emulating(chip), jit.compile_only(below) as compiled, torch.no_grad():
+    return below
+
+
+def requests_of(problem: AheadProblem | AppendProblem) -> dict[tuple, jit.Request]:
+    """Return the kernels of a problem, as `compile_into` compiles them, by (target, key). Errors are the same."""
+    with jit.list_only() as listed:
+        _run(problem)
+    return listed.requests
+
+
+def _run(problem: AheadProblem | AppendProblem) -> None:
+    """Call what runs a problem on its chip, inside a dry run."""
+    with emulating(chip_by_number(problem.chip, sms=problem.sms)), torch.no_grad():
         if isinstance(problem, AppendProblem):
             _run_append(problem)
         else:
             _run_attention(problem)
-    return compiled.seconds
 
 
 def _run_append(problem: AppendProblem) -> None:

@@ -14,6 +14,7 @@ from ..core.variant import windows
 from ..mods.ir.record import Mods
 from ..mods.ir.tensors import kernel_mods
 from ..runtime import jit
+from ..runtime.choice import Choice
 from ..runtime.device import Chip
 from ..runtime.dsl import cutlass
 from ..runtime.spec import AttentionInputs, AttentionSpec, GradientOperands, Gradients, ProblemSize, Saved
@@ -45,11 +46,16 @@ class BackwardDirection:
 
     kernel: ProgramRef[Any]
     chains = 1  # dQ sums per query block, see `RowBlocks.chained`
+    choice: Choice[Any] | None = None  # of tiles
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
         self.scalars = jit.fixed(Scalars.of(spec))
         self._compiled: dict[bool, tuple[Any, Allocator, jit.Launcher]] = {}  # key: has_dlse
+
+    def request(self) -> jit.Request:
+        """Return what the first launch without dlse compiles."""
+        return self.kernel.request(self.config(has_dlse=False), self.chip)
 
     def config(self, has_dlse: bool) -> Any:
         """Return the configuration of the kernel, a `BackwardVariant` with `row_blocks`."""

@@ -161,15 +161,42 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
     "--record", "--from", "record", type=click.Path(exists=True, dir_okay=False),
     help="Compile what FA4_RECORD wrote instead, for the chips it ran on.",
 )  # fmt: skip
+@click.option("--batch-to", default=None, type=POSITIVE, help="Of a range of batches that begins with --batch.")
+@click.option("--seqlen-q-to", "--seqlen-to", default=None, type=POSITIVE, help="Of a range of lengths, likewise.")
+@click.option("--seqlen-k-to", default=None, type=POSITIVE, help="Default: as many keys as queries, or --seqlen-k.")
+@click.option("--jobs", default=None, type=POSITIVE, help="Processes; default: one for each CPU core.")
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="Directory for FA4_CACHE_DIR.")
-def compile_command(chip: int, sms: int | None, record: str | None, out: str, backend: str, **shape) -> None:
-    """Compile the kernels of a call, or of all calls that a run recorded, ahead of time; no GPU is needed."""
-    from ..api import ahead
+def compile_command(
+    chip: int,
+    sms: int | None,
+    record: str | None,
+    batch_to: int | None,
+    seqlen_q_to: int | None,
+    seqlen_k_to: int | None,
+    jobs: int | None,
+    out: str,
+    backend: str,
+    **shape,
+) -> None:
+    """Compile the kernels of a call, of a range of calls, or of all calls that a run recorded, ahead of time; no GPU is
+    needed."""
+    from ..api import ahead, call_ranges
+    from ..runtime import jit, workers
 
     try:
         chip_by_number(chip)
         problems: list[ahead.AheadProblem | ahead.AppendProblem]
-        if record is None:
+        is_range = not (batch_to is seqlen_q_to is seqlen_k_to is None)
+        if record is not None and is_range:
+            raise click.BadParameter(
+                "--batch-to or --seqlen-to is given too, expected one of both", param_hint="--record"
+            )
+        if is_range:
+            spec, (batch, rows, _) = problem_from_options(shape)
+            keys = (shape["seqlen_k"] or rows, seqlen_k_to) if seqlen_k_to else shape["seqlen_k"]
+            ranges = call_ranges.Ranges((batch, batch_to or batch), (rows, seqlen_q_to or rows), keys)
+            problems = [*call_ranges.problems_of(spec, ranges, chip_by_number(chip, sms=sms), backend)]
+        elif record is None:
             problems = [ahead.AheadProblem(chip, *problem_from_options(shape), backend, sms)]
         else:
             problems = [x if sms is None else x._replace(sms=sms) for x in ahead.recorded(Path(record))]
@@ -177,16 +204,19 @@ def compile_command(chip: int, sms: int | None, record: str | None, out: str, ba
         raise click.BadParameter(str(error)) from None
     if not problems:
         raise click.ClickException(f"{record} records no problem: nothing ran a kernel of fa4")
-    seconds: dict[tuple, float] = {}
-    for problem in problems:
-        try:
-            seconds |= ahead.compile_into(Path(out), problem)
-        except ValueError as error:
-            raise click.ClickException(str(error)) from None
-    if not seconds:
+    requests: dict[tuple, jit.Request] = {}
+    started = time.perf_counter()
+    try:
+        for problem in problems:
+            requests |= ahead.requests_of(problem)
+        if requests:
+            call_ranges.compile_requests(requests.values(), ahead.prepare(Path(out)), jobs)
+    except (ValueError, workers.WorkerFailed) as error:
+        raise click.ClickException(str(error)) from None
+    if not requests:
         raise click.ClickException("nothing is compiled for this: plain torch serves it")
-    targets = ", ".join(sorted({target for target, _ in seconds}))
-    click.echo(f"{len(seconds)} kernels for {targets} in {sum(seconds.values()):.1f} s, of {len(problems)} problems")
+    targets, seconds = ", ".join(sorted({target for target, _ in requests})), time.perf_counter() - started
+    click.echo(f"{len(requests)} kernels for {targets} in {seconds:.1f} s, of {len(problems)} problems")
     click.echo(f"use them with FA4_CACHE_DIR={out}")
 
 

@@ -64,6 +64,10 @@ class ProgramRef(Generic[Cfg]):
     def compile(self, cfg: Cfg, chip: Chip) -> Any:
         return self.load().compile(cfg, chip)
 
+    def request(self, cfg: Cfg, chip: Chip) -> jit.Request:
+        """Return what `launcher` compiles."""
+        return _request(self, cfg, chip)
+
     def launcher(self, cfg: Cfg, chip: Chip) -> jit.Launcher:
         """Return a launcher, see `Program.launcher`."""
         if chip.emulated:
@@ -72,8 +76,13 @@ class ProgramRef(Generic[Cfg]):
 
 
 def _compiled(program: Program[Cfg] | ProgramRef[Cfg], cfg: Cfg, chip: Chip) -> jit.Launcher:
+    return jit.compiled(*_request(program, cfg, chip))
+
+
+def _request(program: Program[Cfg] | ProgramRef[Cfg], cfg: Cfg, chip: Chip) -> jit.Request:
     names = tuple(field.name for field in dataclasses.fields(cfg))  # type: ignore[arg-type]
-    return jit.compiled(compile_key(program.name, cfg), functools.partial(program.compile, cfg, chip), chip, names)
+    build = functools.partial(program.compile, cfg, chip)
+    return jit.Request(compile_key(program.name, cfg), build, chip, names)
 
 
 def compile_key(name: str, cfg: Any) -> tuple:

@@ -10,6 +10,7 @@ from ..core.constant import Constant
 from ..core.program import ProgramRef
 from ..runtime import jit, nvfp4, scaled_rows
 from ..runtime.device import Chip
+from ..runtime.spec import AttentionSpec
 
 TRANSPOSED_KEYS = 128  # of a CTA of the transposition; its results' rows are a multiple of this
 COMBINE_WARPS = 8  # per block
@@ -44,10 +45,18 @@ class CombineConfig(Constant):
 COMBINE = ProgramRef[CombineConfig]("combine", "fa4.fwd.kernels.combine")
 
 
-def combine_launcher(dtype: torch.dtype, head_dim_v: int, has_sink: bool, splits: int, chip: Chip) -> jit.Launcher:
+def combine_warps(splits: int) -> int:
+    """Return the warps of a row that combine this number of parts."""
+    return min(1 << (-(-splits // PARTS_IN_FLIGHT) - 1).bit_length(), COMBINE_WARPS)
+
+
+def combine_config(spec: AttentionSpec, splits: int, chip: Chip) -> CombineConfig:
+    return CombineConfig(spec.dtype, spec.head_dim_v, spec.has_sink, combine_warps(splits), chip.number >= 90)
+
+
+def combine_launcher(spec: AttentionSpec, splits: int, chip: Chip) -> jit.Launcher:
     """Return the launcher; its argument is a `kernels.combine.Parts` with a float32 sink."""
-    warps = min(1 << (-(-splits // PARTS_IN_FLIGHT) - 1).bit_length(), COMBINE_WARPS)
-    return COMBINE.launcher(CombineConfig(dtype, head_dim_v, has_sink, warps, chip.number >= 90), chip)
+    return COMBINE.launcher(combine_config(spec, splits, chip), chip)
 
 
 @dataclass(frozen=True, slots=True)

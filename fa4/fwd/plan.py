@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ..core.variant import windows
 from ..mods.ir.record import Mods
 from ..mods.ir.tensors import kernel_mods
 from ..runtime import jit
+from ..runtime.choice import Choice
 from ..runtime.device import Chip
 from ..runtime.dsl import cutlass
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
@@ -68,6 +69,7 @@ class ForwardDirection(Generic[Config]):
 
     kernel: ProgramRef[Config]
     splits = 1
+    choice: Choice[Any] | None = None  # of tiles; None if there is one row
 
     def __init__(self, chip: Chip, cfg: Config, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
@@ -102,6 +104,10 @@ class ForwardDirection(Generic[Config]):
         if self._varlen:  # one plan serves many lengths
             sizes = (inputs.max_seqlen_q, inputs.cu_seqlens_q.shape[0] - 1, *self._fixed_sizes)
         self._launcher(inputs[:8], out, lse, scalars, sizes, mod_tensors, cache_tensors)
+
+    def request(self) -> jit.Request:
+        """Return what its first launch compiles."""
+        return self.kernel.request(self.cfg, self.chip)
 
     def compile(self) -> None:
         """Compile the kernel before its first launch."""

@@ -18,6 +18,11 @@ class Variable:
         return os.environ.get(self.name) or self.default
 
 
+BACKGROUND = Variable(
+    "FA4_BACKGROUND",
+    "1",
+    "0: a training call waits for its own kernel, even if a slower one could serve it while another process compiles",
+)
 CACHE = Variable("FA4_CACHE", "1", "0 turns the disk cache of compiled kernels off")
 CACHE_DIR = Variable("FA4_CACHE_DIR", "", "directory of that cache; default ${XDG_CACHE_HOME:-~/.cache}/fa4")
 CACHE_DAYS = Variable(
@@ -33,4 +38,4 @@ CHECK_LENGTHS = Variable(
 )
 RECORD = Variable("FA4_RECORD", "", "file to which problems are added as they first come, for `fa4 compile --record`")
 
-VARIABLES = (CACHE, CACHE_DIR, CACHE_DAYS, CACHE_GB, CHECK_LENGTHS, RECORD)
+VARIABLES = (BACKGROUND, CACHE, CACHE_DIR, CACHE_DAYS, CACHE_GB, CHECK_LENGTHS, RECORD)

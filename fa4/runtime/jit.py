@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,8 +43,8 @@ _PACKAGE = Path(__file__).parents[1]
 # of these.
 HOST_ONLY = (
     "__init__.py", "__main__.py", "api", "cli", "compat", "distributed", "emulator", "fallback", "integrations",
-    "kvcache", "masks.py", "oracle", "runtime/dispatch.py", "runtime/plan.py", "runtime/recording.py",
-    "runtime/sequences.py", "scores.py", "torch_ops",
+    "kvcache", "masks.py", "oracle", "runtime/background.py", "runtime/dispatch.py", "runtime/plan.py",
+    "runtime/recording.py", "runtime/sequences.py", "runtime/workers.py", "scores.py", "torch_ops",
 )  # fmt: skip
 _SYMBOL = "fa4_kernel"
 _TVM = "apache-tvm-ffi"
@@ -70,23 +70,62 @@ class MissingKernel(RuntimeError):
     """A kernel that a call needs is not on disk, and CuTe DSL, which would compile it, is not installed."""
 
 
+class Request(NamedTuple):
+    """A kernel that a plan needs: the arguments of `compiled`. Another process can compile it if it can be pickled."""
+
+    key: tuple
+    build: Callable[[], Any]
+    chip: Chip
+    names: tuple[str, ...] = ()
+
+    @property
+    def full_key(self) -> tuple:
+        return self.chip.target, self.chip.emulated, self.key
+
+    def is_at_hand(self) -> bool:
+        """Whether a call need not wait for the compiler: the kernel is in memory or on disk."""
+        if self.full_key in _launchers:
+            return True
+        directory = cache_directory()
+        return directory is not None and self.is_in(directory)
+
+    def is_in(self, directory: Path) -> bool:
+        """Whether the kernel is in a folder of entries."""
+        return any(entry.exists() for entry in _entries(directory, self.full_key))
+
+    def put_into(self, directory: Path) -> None:
+        """Compile the kernel into a folder of entries, unless it is there."""
+        with disk.file_lock(disk.lock_of(_entry(directory, self.full_key))):
+            if not self.is_in(directory):
+                with _for_export():
+                    kernel = self.build()
+                _export(kernel, directory, self.full_key, self.names)
+
+
 class DryRun:
-    """Record of what `compile_only` compiled: seconds by (target, key)."""
+    """Record of what calls inside `compile_only` or `list_only` need, and the seconds that each compilation took, by
+    (target, key)."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, compiles: bool = True) -> None:
         self.seconds: dict[tuple, float] = {}
-        self._directory = directory
+        self.requests: dict[tuple, Request] = {}
+        self._directory, self._compiles = directory, compiles
 
-    def compile(self, full_key: tuple, build: Callable[[], Any], names: tuple[str, ...] = ()) -> Launcher:
-        target, _, key = full_key
-        if (target, key) not in self.seconds:
-            started = time.perf_counter()
-            with _for_export():
-                kernel = build()
-            if self._directory is not None:
-                _export(kernel, self._directory, full_key, names)
-            self.seconds[target, key] = time.perf_counter() - started
+    def compile(self, request: Request) -> Launcher:
+        target, _, key = request.full_key
+        if (target, key) not in self.requests:
+            if self._compiles:
+                started = time.perf_counter()
+                with _for_export():
+                    kernel = request.build()
+                if self._directory is not None:
+                    _export(kernel, self._directory, request.full_key, request.names)
+                self.seconds[target, key] = time.perf_counter() - started
+            self.requests[target, key] = request
         return lambda *arguments: None
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()  # another process compiles what this one only lists
 
 
 @contextlib.contextmanager
@@ -102,6 +141,26 @@ def compile_only(directory: Path | None = None) -> Iterator[DryRun]:
     record = DryRun(directory)
     with dry_run(record):
         yield record
+
+
+@contextlib.contextmanager
+def list_only() -> Iterator[DryRun]:
+    """Dry run that compiles nothing: calls inside list the kernels that they need. Otherwise as `compile_only`."""
+    record = DryRun(compiles=False)
+    with dry_run(record):
+        yield record
+
+
+class Wait(NamedTuple):
+    """Seconds that a call waited for a kernel: until it was compiled, or only loaded from disk."""
+
+    program: str
+    seconds: float
+    compiled: bool
+
+
+waits: list[Wait] = []
+"""Each wait of this process, in order; as many as kernels."""
 
 
 def compiled(key: tuple, build: Callable[[], Any], chip: Chip, names: tuple[str, ...] = ()) -> Launcher:
@@ -123,7 +182,7 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip, names: tuple[str,
     full_key = (chip.target, chip.emulated or is_emulating(), key)
     if chip.dry_run is not None:
         _check_plain(key)
-        return chip.dry_run.compile(full_key, build, names)
+        return chip.dry_run.compile(Request(key, build, chip, names))
     launcher = _launchers.get(full_key)
     if launcher is not None:
         return launcher
@@ -131,10 +190,15 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip, names: tuple[str,
     if not chip.compiles:
         raise ValueError(f"no kernel can be compiled for {chip}")
 
+    is_built = False
+
     def build_alone() -> Any:
+        nonlocal is_built
+        is_built = True
         with _compiling:
             return build()
 
+    started = time.perf_counter()
     with _locks.setdefault(full_key, threading.RLock()):
         if full_key not in _launchers:
             directory = cache_directory()
@@ -144,7 +208,8 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip, names: tuple[str,
                 _launchers[full_key] = (
                     build_alone() if directory is None else _through_disk(directory, full_key, build_alone, names)
                 )
-        return _launchers[full_key]
+    waits.append(Wait(str(key[0]), time.perf_counter() - started, is_built))
+    return _launchers[full_key]
 
 
 def compile_kernel(function: Callable, *args: Any, chip: Chip) -> Any:
@@ -289,6 +354,17 @@ def _entry(directory: Path, full_key: tuple) -> Path:
     return directory / (hashlib.sha256(repr(full_key).encode()).hexdigest()[:32] + ".o")
 
 
+def background_lock(directory: Path, request: Request) -> Path:
+    """Return the lock file that a process holds while it lets another one compile a kernel."""
+    return _entry(directory, request.full_key).with_suffix(".worker.lock")
+
+
+def _entries(directory: Path, full_key: tuple) -> tuple[Path, Path]:
+    """Return the files that an entry may be: linked, and not linked."""
+    entry = _entry(directory, full_key)
+    return entry.with_suffix(linked.SUFFIX), entry
+
+
 def _export(kernel: Any, directory: Path, full_key: tuple, names: tuple[str, ...] = ()) -> Path:
     """Write an entry, linked if possible, and return it. Emulated kernels are not linked: they call another runtime.
 
@@ -336,7 +412,7 @@ def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any], na
     exported = _entry(directory, full_key)
     # One lock across check, compile and export: of N ranks that start together, one compiles, the rest load.
     with disk.file_lock(disk.lock_of(exported)):
-        for entry in (exported.with_suffix(linked.SUFFIX), exported):
+        for entry in _entries(directory, full_key):
             with contextlib.suppress(Exception):  # a missing or unloadable entry is a miss, replaced below
                 if entry.exists():
                     launcher = _load(entry)

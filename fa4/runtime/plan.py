@@ -20,6 +20,7 @@ A plan may rely on this:
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -108,12 +109,26 @@ class ForwardBackwardPlan(Plan):
         # Bind the methods directly: one Python frame less at each call.
         self.forward = self._forward.launch  # type: ignore[method-assign]
         if backward is not None:
-            self._backward = backward(spec, extent, chip, backward_tiles)
-            self.backward = self._backward.launch  # type: ignore[method-assign]
+            self._set_backward(backward(spec, extent, chip, backward_tiles))
 
     def take_backward(self, other: ForwardBackwardPlan) -> None:
-        self._backward = other._backward
-        self.backward = self._backward.launch  # type: ignore[method-assign]
+        self._set_backward(other._backward)
+
+    def _set_backward(self, backward: Any) -> None:
+        self._backward = backward
+        self.backward = backward.launch  # type: ignore[method-assign]
+
+    def both(self) -> tuple[Any, Any]:
+        """Return the forward and the backward object, of a plan with both."""
+        return self._forward, self._backward
+
+    def with_both(self, forward: Any, backward: Any) -> ForwardBackwardPlan:
+        """Return the same plan with these objects, of other tiles."""
+        other = copy.copy(self)
+        other._forward, other.splits = forward, forward.splits
+        other.forward = forward.launch  # type: ignore[method-assign]
+        other._set_backward(backward)
+        return other
 
     def compile_forward(self) -> None:
         self._forward.compile()

@@ -166,7 +166,9 @@ class _Backward(torch.autograd.Function):
         return batching.rule(_Backward.apply, ops.names(ops.backward_of(ops.FORWARD)))(info, in_dims, *arguments)
 
 
-def attend(route: ops.Route, flags: Flags, inputs: AttentionInputs, mods: Mods | None = None) -> tuple[Tensor, Tensor]:
+def attend(
+    route: ops.AnyRoute, flags: Flags, inputs: AttentionInputs, mods: Mods | None = None
+) -> tuple[Tensor, Tensor]:
     """Return (out, lse) with autograd, for a call that needs no dispatcher."""
     return _apply(route, flags, inputs, mods, *inputs[:4], *(() if mods is None else mods.tensors))
 

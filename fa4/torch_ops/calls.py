@@ -49,7 +49,7 @@ class CachedCall:
         self.first = ops.route(inputs, flags, mods)
         self.mods = None if mods is None else mods._replace(dropout_seed=None)
         self._limits = limits
-        self._routes: dict[tuple, ops.Route] = {}
+        self._routes: dict[tuple, ops.AnyRoute] = {}
         is_plain = not (flags.needs_backward or inputs.varlen or inputs.seqused_k is not None or mods is not None)
         self.plain_forward = self.first.forward.call_with_tensors if is_plain else None  # q, k, v and options only
 
@@ -68,7 +68,7 @@ class CachedCall:
         assert self.mods is not None
         return self.mods._replace(dropout_seed=dropout.checked(inputs.q.device)[1]) if dropout.p else self.mods
 
-    def route(self, inputs: AttentionInputs, mods: Mods | None = None) -> ops.Route:
+    def route(self, inputs: AttentionInputs, mods: Mods | None = None) -> ops.AnyRoute:
         if not self.packed:
             return self.first
         sizes = inputs.cu_seqlens_q.shape, inputs.max_seqlen_q, inputs.max_seqlen_k  # type: ignore[union-attr]

@@ -157,9 +157,7 @@ def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
             raise NotImplementedError(f"{name} carries a tangent, but fa4 attention has no forward-mode derivative")
     softmax_scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else number("softmax_scale", softmax_scale)
     softcap = cap("softcap", softcap)
-    left, right = _window(window_size)
-    if boolean("causal", causal, "a bool"):
-        right = 0
+    left, right = window(causal, window_size)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     deterministic = boolean("deterministic", deterministic, "a bool or None")
@@ -271,6 +269,12 @@ def boolean(name: str, value: bool, expected: str) -> bool:
 
 
 _OPEN = 1 << 30  # wider than any sequence; device code adds row numbers to a side in 32 bits
+
+
+def window(causal: bool, window_size: WindowSize) -> tuple[int | None, int | None]:
+    """Return the sides of a spec's window."""
+    left, right = _window(window_size)
+    return left, 0 if boolean("causal", causal, "a bool") else right
 
 
 def _window(window_size: WindowSize) -> tuple[int | None, int | None]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..mods.ir.record import Mods
-from ..runtime import dispatch, nvfp4
+from ..runtime import background, dispatch, nvfp4
 from ..runtime.device import chip_of
 from ..runtime.plan import Plan
 from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Cache, Flags, Gradients, Saved, compute_dtype
@@ -90,6 +90,36 @@ class Route:
         return grads, [None if dx is None else dx.to(x.dtype) for x, dx in zip(mods.tensors, captured)]
 
 
+class InterimRoute:
+    """Route of a call whose kernels another process compiles: until that is done, other kernels serve it, see
+    `runtime.background`."""
+
+    def __init__(self, final: Route, interim: Route, jobs: tuple[background.Job, ...]) -> None:
+        self.spec, self.plan = final.spec, final.plan
+        self._final, self._interim, self._jobs = final, interim, jobs
+
+    @property
+    def _current(self) -> Route:
+        if self._jobs:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                for job in self._jobs:
+                    job.wait()  # a graph keeps what it captures
+            if not all(job.is_done() for job in self._jobs):
+                return self._interim
+            self._jobs = ()
+        return self._final
+
+    @property
+    def forward(self) -> run.ForwardExecutor:
+        return self._current.forward
+
+    def backward(self, inputs: AttentionInputs, saved: Saved, mods: Mods | None = None) -> InputAndCapturedGrads:
+        return self._current.backward(inputs, saved, mods)
+
+
+AnyRoute = Route | InterimRoute
+
+
 def spec_and_plan(
     inputs: AttentionInputs, flags: Flags, mods: Mods | None, cache: Cache | None = None
 ) -> tuple[AttentionSpec, Plan]:
@@ -99,7 +129,7 @@ def spec_and_plan(
     return spec, dispatch.plan(spec, inputs.extent, chip, flags.backend)
 
 
-def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Route:
+def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> AnyRoute:
     """Return the cached route of a call: building it takes as long as several launches."""
     flags = flags.resolved()
     packed, extent = inputs.varlen, inputs.extent
@@ -109,7 +139,11 @@ def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Ro
     )  # fmt: skip
     found = routes.find(signature)
     if found is None:
-        found = Route(inputs, *spec_and_plan(inputs, flags, mods))
+        spec, plan = spec_and_plan(inputs, flags, mods)
+        found = Route(inputs, spec, plan)
+        meanwhile = background.meanwhile(spec, plan, found.forward.requests_beside_plan)
+        if meanwhile is not None:
+            found = InterimRoute(found, Route(inputs, spec, meanwhile.plan), meanwhile.jobs)
         routes.keep(signature, found)
     return found
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...fwd.launchers import combine_launcher
+from ...fwd.launchers import COMBINE, combine_config, combine_launcher
 from ...mods.ir.record import Mods
+from ...runtime.jit import Request
 from ...runtime.plan import Plan
 from ...runtime.spec import AttentionInputs, AttentionSpec, Cache, compute_dtype
 from . import allocate, prepare
@@ -92,10 +93,15 @@ class ForwardExecutor:
             if self.plan.splits > 1:
                 assert self._join is not None
 
+    def requests_beside_plan(self) -> list[Request]:
+        """Return the kernels of a launch that the plan does not know."""
+        plan = self.plan
+        return [COMBINE.request(combine_config(plan.spec, plan.splits, plan.chip), plan.chip)] * (plan.splits > 1)
+
     @functools.cached_property
     def _join(self) -> Callable[..., None]:
         spec = self.plan.spec
-        return combine_launcher(spec.dtype, spec.head_dim_v, spec.has_sink, self.plan.splits, self.plan.chip)
+        return combine_launcher(spec, self.plan.splits, self.plan.chip)
 
 
 def forward(

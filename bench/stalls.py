@@ -1,0 +1,180 @@
+"""python -m bench.stalls: kernels that calls of random lengths and batches need, and the calls that wait for them.
+
+Kinds of layers of a training run. Lengths are log-uniform between --seqlen's two numbers, the batch uniform within
+--tokens. Without --train nothing is compiled or launched, so --chip may be any chip. A call waits if it needs a kernel
+that no earlier call needed. A call does not if one of the same program is there: another process compiles meanwhile.
+
+--train: a small transformer on the GPU, a step for each random length, with an empty disk cache, with and without
+FA4_BACKGROUND, and with the filled cache. Steps that wait, the seconds they wait, and the seconds of all steps. Rows,
+one for each kind or run, go to --out.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fa4.api.ahead import AheadProblem, requests_of
+from fa4.cli.options import ChipNumber
+from fa4.runtime import env, jit
+from fa4.runtime.spec import AttentionSpec, ProblemSize
+
+from . import machine
+from .train import Run, Shape
+
+# (head_dim, heads_q, heads_kv)
+_HEADS = ((64, 16, 16), (64, 32, 8), (96, 16, 16), (128, 16, 16), (128, 32, 8), (192, 16, 16), (256, 8, 8))
+KINDS = [(*heads, causal) for heads in _HEADS for causal in (False, True)]
+_SEEDS = 10
+_LARGEST_BATCH = 64
+
+
+def random_extents(seed: int, seqlen: tuple[int, int], tokens: int) -> Iterator[ProblemSize]:
+    """Yield sizes of self-attention without end."""
+    rng = random.Random(seed)
+    while True:
+        length = round(math.exp(rng.uniform(*map(math.log, seqlen))))
+        yield ProblemSize(rng.randint(1, max(1, min(_LARGEST_BATCH, tokens // length))), length, length)
+
+
+def count(chip: int, kind: tuple[int, int, int, bool], calls: int, seqlen: tuple[int, int], tokens: int) -> dict:
+    """Return the row of a kind: medians over seeds."""
+    head_dim, heads_q, heads_kv, causal = kind
+    spec = AttentionSpec(
+        torch.bfloat16, head_dim, head_dim, heads_q, heads_kv, head_dim**-0.5, window_right=0 if causal else None,
+        needs_backward=True,
+    )  # fmt: skip
+    needed: dict[ProblemSize, dict[str, list]] = {}
+    found: dict[str, list[int]] = collections.defaultdict(list)
+    for seed in range(_SEEDS):
+        kernels: set[tuple] = set()
+        programs: set[str] = set()
+        waits, waits_alone = 0, 0
+        for extent in itertools.islice(random_extents(seed, seqlen, tokens), calls):
+            if extent not in needed:
+                needed[extent] = {}
+                for _, key in requests_of(AheadProblem(chip, spec, extent)):
+                    needed[extent].setdefault(key[0], []).append(key)
+            keys = {key for of_program in needed[extent].values() for key in of_program}
+            waits_alone += not keys <= kernels
+            waits += not needed[extent].keys() <= programs
+            kernels |= keys
+            programs |= needed[extent].keys()
+        for name, value in (("kernels", len(kernels)), ("waits_without_background", waits_alone), ("waits", waits)):
+            found[name].append(value)
+    facts = dict(head_dim=head_dim, heads_q=heads_q, heads_kv=heads_kv, causal=causal, calls=calls)
+    return facts | {name: statistics.median(values) for name, values in found.items()} | dict(most=max(found["waits"]))
+
+
+def train_here(steps: int, seqlen: tuple[int, int], tokens: int, seed: int) -> dict:
+    """Train in this process; return its row. The first step is preceded by one of other layers."""
+    device = torch.device("cuda")
+    shape = Shape(4, 16, 4, 128, 1, seqlen[1])
+    run = Run("fa4", shape, device)
+    seconds, waiting, generator = [], 0, torch.Generator().manual_seed(seed)
+    # cuBLAS, the optimizer and the allocator start with the same model without attention.
+    _warm(run, shape, tokens)
+    for extent in itertools.islice(random_extents(seed, seqlen, tokens), steps):
+        size = extent.batch, extent.max_seqlen_q + 1
+        batch = torch.randint(shape.vocabulary, size, generator=generator).to(device)
+        before = len(jit.waits)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        loss = run.step(batch)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+        waiting += any(wait.compiled for wait in jit.waits[before:])
+    return dict(
+        steps=steps,
+        steps_that_wait=waiting,
+        kernels=len(jit.waits),
+        wait_s=sum(wait.seconds for wait in jit.waits),
+        all_steps_s=sum(seconds),
+        longest_step_s=max(seconds),
+        median_step_s=statistics.median(seconds),
+        loss=float(loss),
+    )
+
+
+def _warm(run: Run, shape: Shape, tokens: int) -> None:
+    """Run a step whose attention is none."""
+    blocks = [block for block in run.model if hasattr(block, "attend")]
+    attends = [block.attend for block in blocks]
+    for block in blocks:
+        block.attend = lambda q, k, v: q + k.repeat_interleave(4, 2) + v.repeat_interleave(4, 2)
+    run.step(torch.zeros(1, tokens + 1, dtype=torch.long, device="cuda"))
+    for block, attend in zip(blocks, attends):
+        block.attend = attend
+
+
+def train(steps: int, seqlen: tuple[int, int], tokens: int, seed: int) -> Iterator[dict]:
+    """Yield the row of each run; a run is a fresh process."""
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        for cache, folder, background in (("empty", first, "0"), ("empty", second, "1"), ("filled", second, "1")):
+            command = [sys.executable, "-m", "bench.stalls", "--train-here", "--steps", str(steps), "--seed", str(seed)]
+            command += ["--seqlen", *map(str, seqlen), "--tokens", str(tokens)]
+            variables = {env.CACHE_DIR.name: folder, env.CACHE.name: "1", env.BACKGROUND.name: background}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+            if done.returncode:
+                raise click.ClickException(done.stderr[-2000:])
+            yield dict(cache=cache, background=background == "1", **json.loads(done.stdout.splitlines()[-1]))
+
+
+@click.command(help=__doc__)
+@click.option("--chip", type=ChipNumber(), default="sm_90a", show_default=True)
+@click.option("--calls", default=30, show_default=True, type=click.IntRange(1))
+@click.option("--seqlen", nargs=2, default=(64, 16384), show_default=True, type=click.IntRange(1))
+@click.option("--tokens", default=32768, show_default=True, type=click.IntRange(1), help="Of a step, at most.")
+@click.option("--train", "trains", is_flag=True, help="Train on the GPU.")
+@click.option("--steps", default=200, show_default=True, type=click.IntRange(1), help="Of --train.")
+@click.option("--seed", default=None, type=int, help="Of the lengths of --train; default: a fresh one.")
+@click.option("--train-here", "is_process", is_flag=True, hidden=True)
+@click.option("--out", default=None, type=click.Path(dir_okay=False), help="File that rows are added to, JSON lines.")
+def main(chip, calls, seqlen, tokens, trains, steps, seed, is_process, out) -> None:
+    if seqlen[0] > seqlen[1]:
+        raise click.BadParameter(f"{seqlen[0]} is above {seqlen[1]}", param_hint="--seqlen")
+    if (trains or is_process) and not torch.cuda.is_available():
+        raise click.ClickException("--train needs a GPU")
+    seed = random.randrange(1 << 31) if seed is None else seed
+    if is_process:
+        click.echo(json.dumps(train_here(steps, seqlen, tokens, seed)))
+        return
+    facts = dict(seqlen=seqlen, tokens=tokens, commit=machine.commit(), date=f"{datetime.date.today()}")
+    if trains:
+        facts |= dict(device=torch.cuda.get_device_name(), torch=torch.__version__, seed=seed)
+        rows = train(steps, seqlen, tokens, seed)
+        columns = ["cache", "background", "steps_that_wait", "kernels", "wait_s", "all_steps_s", "longest_step_s"]
+        title = f"{steps} training steps of random lengths, seed {seed}, {torch.cuda.get_device_name()}"
+    else:
+        facts |= dict(chip=f"sm_{chip}", how="planned, not compiled")
+        rows = (count(chip, kind, calls, seqlen, tokens) for kind in KINDS)
+        columns = ["head_dim", "heads_q", "heads_kv", "causal", "kernels", "waits_without_background", "waits", "most"]
+        title = f"{calls} training calls of random lengths on sm_{chip}: kernels, and calls that wait (median of seeds)"
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(f"{row[name]:.2f}" if isinstance(row[name], float) else str(row[name]) for name in columns))
+        if out:
+            with Path(out).open("a") as file:
+                file.write(json.dumps(row | facts) + "\n")
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    main()
