@@ -28,7 +28,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as info:
             return next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
@@ -68,7 +68,7 @@ def facts(device: torch.device) -> dict:
     """What does not change during a run."""
     names = ("torch", "nvidia-cutlass-dsl", "flash-attn-4", "triton")
     return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "chip": str(chip_of(device)),
         "threads": torch.get_num_threads(),
         "driver": _driver() if device.type == "cuda" else "",

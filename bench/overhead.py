@@ -4,18 +4,26 @@ Rows of host time per call, forward without gradients: the public calls, the par
 choice, its kernel launch alone (inputs prepared, outputs allocated), and torch's scaled_dot_product_attention, on its
 own flash attention and on fa4. Of forward and backward the same, and what torch's autograd takes for an operator of
 three inputs that does nothing but allocate. They take turns, for the clock of a host changes from second to second.
-Then the first call of a fresh process, with an empty and with a filled disk cache.
+Then calls that differ each time, beside the same ones repeated: decoding with growing lengths, packed batches, and
+functions that capture another number. Then the first call of a fresh process, with an empty and with a filled disk
+cache. Rows go to --out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import itertools
+import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 
 import click
 import torch
@@ -32,6 +40,7 @@ from fa4.runtime.plan import Plan
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Gradients, Saved
 from fa4.torch_ops import run
 
+from . import machine
 from .timing import Timing
 
 _FIRST_CALL = """
@@ -141,6 +150,50 @@ def _there_and_back(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], o
     return {f"{name}, there and back": row for name, row in rows.items()}
 
 
+_DIFFERENT = 8000  # calls of a row that all differ; more than a measurement makes
+
+
+def changing_calls(device: str) -> dict[str, Callable[[], object]]:
+    """Rows of calls that repeat, and of the same ones that differ each time. Tensors are made in advance."""
+    q, cache = torch.randn(1, 1, 2, 64), torch.randn(2, 1, _DIFFERENT + 64, 2, 64)
+    q, cache = q.to(device, torch.bfloat16), cache.to(device, torch.bfloat16)
+    lengths = range(64, 64 + _DIFFERENT)
+    growing = iter([cache[:, :, :n].unbind() for n in lengths])
+    same = cache[:, :, :64].unbind()
+    used = torch.tensor([100], device=device, dtype=torch.int32)
+    rng = random.Random(0)
+
+    def packed() -> tuple[Tensor, Tensor, int]:
+        sizes = [rng.randint(1, 9) for _ in range(rng.randint(1, 8))]
+        ends = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32).to(device)
+        return cache[0, 0, : sum(sizes)], ends, max(sizes)
+
+    batches = [packed() for _ in range(_DIFFERENT)]
+    different = iter(batches)
+
+    def with_number(slope: float) -> object:
+        def score_mod(score, b, h, q_idx, kv_idx):
+            return score + slope * (kv_idx - q_idx)
+
+        return fa4.flash_attn_func(q, *same, score_mod=score_mod)
+
+    def varlen(x: Tensor, ends: Tensor, longest: int) -> object:
+        return fa4.flash_attn_varlen_func(
+            x, x, x, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest, max_seqlen_k=longest, causal=True
+        )
+
+    numbers = itertools.count()
+    return {
+        "decode, k and v as before": lambda: fa4.flash_attn_func(q, *same, causal=True),
+        "decode, k and v with one more row": lambda: fa4.flash_attn_func(q, *next(growing), causal=True),
+        "decode from a cache": lambda: fa4.flash_attn_with_kvcache(q, *cache, cache_seqlens=used, causal=True),
+        "packed, the same batch": lambda: varlen(*batches[0]),
+        "packed, another batch": lambda: varlen(*next(different)),
+        "function, the same number": lambda: with_number(0.5),
+        "function, another number": lambda: with_number(next(numbers) / 8),
+    }
+
+
 def _first_call(cache: str) -> tuple[float, float]:
     """Seconds of `import fa4` and of the first call after it, in a fresh process."""
     environment = {**os.environ, "FA4_CACHE_DIR": cache}
@@ -152,7 +205,8 @@ def _first_call(cache: str) -> tuple[float, float]:
 
 
 @click.command(help=__doc__)
-def main() -> None:
+@click.option("--out", default=None, type=click.Path(dir_okay=False), help="File that rows are added to, JSON lines.")
+def main(out: str | None) -> None:
     if not torch.cuda.is_available():
         raise click.ClickException("needs a CUDA device: a launch has no host cost elsewhere")
     q, k, v = (torch.randn(1, 1, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -182,6 +236,7 @@ def main() -> None:
             "fa4.flash_attn_varlen_func": varlen,
             "scaled_dot_product_attention (flash)": torch_flash,
         }
+        rows |= changing_calls("cuda")
         back = _there_and_back(q, k, v)
         rows |= back
         within: dict[str, _Context] = dict.fromkeys(back, torch.enable_grad)
@@ -191,7 +246,12 @@ def main() -> None:
             rows["scaled_dot_product_attention (fa4), there and back"] = [*back.values()][-1]
             within["scaled_dot_product_attention (fa4)"] = _fa4_beneath_torch
             within["scaled_dot_product_attention (fa4), there and back"] = _fa4_trained_beneath_torch
+        facts = dict(device=torch.cuda.get_device_name(), torch=torch.__version__, cpu=machine.cpu_name())
+        facts |= dict(commit=machine.commit(), date=f"{datetime.date.today()}")
         for name, t in host_times(rows, within=within).items():
+            if out:
+                with Path(out).open("a") as file:
+                    file.write(json.dumps(dict(call=name, **asdict(t)) | facts) + "\n")
             table.add_row(name, f"{1000 * t.median_ms:.1f}", f"{1000 * t.q25_ms:.1f} to {1000 * t.q75_ms:.1f}")
     console = Console(width=100)
     console.print(table)
