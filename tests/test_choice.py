@@ -62,7 +62,7 @@ def test_some_problem_reaches_every_rule(backend):
                     plan = served.plan(problem.spec, problem.extent, chip)
                     directions = [plan._forward, *([plan._backward] if problem.spec.needs_backward else [])]
                     for direction in directions:
-                        for rule in direction.choice.rules if hasattr(direction, "choice") else ():  # or no table
+                        for rule in direction.choice.rules if direction.choice else ():  # or no table
                             missing.pop(id(rule), None)
                 if not missing:
                     return

@@ -386,7 +386,7 @@ def test_a_dry_run_ends_with_its_context():
 
 def test_variables_of_the_environment_have_defaults(monkeypatch):
     expected = {"FA4_CACHE": "1", "FA4_CACHE_DIR": "", "FA4_CACHE_DAYS": "30", "FA4_CACHE_GB": "4"}
-    expected |= {"FA4_CHECK_LENGTHS": "0", "FA4_RECORD": ""}
+    expected |= {"FA4_BACKGROUND": "1", "FA4_CHECK_LENGTHS": "0", "FA4_RECORD": ""}
     for variable in env.VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
         assert variable.get() == expected.pop(variable.name)

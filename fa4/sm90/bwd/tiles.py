@@ -76,10 +76,11 @@ TILES = (
     Rule("blocks", head_dims(128) & BLOCKS, BackwardTiles(64), "first_writer is not measured with lists of blocks"),
     Rule("softcap", head_dims(128) & (SOFTCAP | SCORE_MOD), BackwardTiles(64, first_writer=True),
          "full, causal 4k: 505, 468 (cleared 487, 453)"),
-    Rule("d96_ordered", head_dims(96) & DENSE & ~LEFT & _follows_soon(ctas=1), BackwardTiles(64, ordered=True),
-         "full 1k, 4k, 16k: 412, 516, 547 (no order 404, 507, 534); causal 1k, 4k, 16k: 304, 459, 520 (290, 448, 510; "
-         "first_writer 309, 447, 506)"),
-    Rule("d96", head_dims(96), BackwardTiles(64), "full, causal 4k: 538, 472 (3 + 2 stages, 3 of dS: 493, 434)"),
+    Rule("d96_ordered", head_dims(96) & DENSE & CAUSAL, BackwardTiles(64, ordered=True),
+         "causal 1k, 4k, 16k: 304, 459, 520 (no order 290, 448, 510; first_writer 309, 447, 506)"),
+    Rule("d96", head_dims(96), BackwardTiles(64),
+         "full, causal 4k: 538, 472 (3 + 2 stages, 3 of dS: 493, 434); full 1k, 4k, 16k: 404, 507, 534 (in order 412, "
+         "516, 547, less than a second kernel is worth)"),
     Rule("d128_long", head_dims(128) & CAUSAL & DENSE & keys(32 << 10), BackwardTiles(64),
          "causal 32k, 64k, 32/8 heads: 553, 630 (in order 522, 594); 16 heads, 64k, 128k: 641, 631 (in order 621, 608; "
          "first_writer 587, 603)"),
