@@ -200,6 +200,12 @@ class AttentionSpec:
         return self.varlen or self.has_seqused_q or self.has_seqused_k
 
     @property
+    def keys_may_grow(self) -> bool:
+        """Whether k and v may be those of a decoder, which get another row at each call."""
+        is_plain = self.mods is None and self.cache is None and self.operands is None and not self.lengths_vary
+        return is_plain and not (self.needs_backward or self.batch_invariant)
+
+    @property
     def has_dropout(self) -> bool:
         return self.mods is not None and self.mods.dropout
 
@@ -245,9 +251,11 @@ class ProblemSize(NamedTuple):
 
     def planned(self, spec: AttentionSpec) -> ProblemSize:
         """Return the size that a plan is made for. Sizes of packed batches change with each call and are rounded up, so
-        that few plans serve them all; launches use the exact sizes."""
+        that few plans serve them all; launches use the exact sizes. So are the keys of a decoder without a `Cache`,
+        on which launches do not depend."""
         if not spec.varlen:
-            return self
+            grows = spec.keys_may_grow and self.max_seqlen_q != self.max_seqlen_k
+            return self._replace(max_seqlen_k=rounded_keys(self.max_seqlen_k)) if grows else self
         rounded = self.rounded()
         # The split size that batch_invariant fixes follows from the cache's capacity.
         return rounded._replace(max_seqlen_k=self.max_seqlen_k) if spec.batch_invariant else rounded

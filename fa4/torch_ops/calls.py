@@ -18,6 +18,7 @@ from ..runtime.torch_internals import modes_need_dispatcher, needs_dispatcher, u
 from ..runtime.torch_internals import scaled_dot_product_attention as _sdpa
 from . import autograd, checks, jagged, mod_ops, ops
 from .checks import Options
+from .growing import GrowingCalls
 from .signature import MAX_ENTRIES, CallCache, Signature, routes
 
 
@@ -86,6 +87,7 @@ class CachedCall:
 
 _dense: CallCache[CachedCall] = CallCache(routes)
 _packed: CallCache[CachedCall] = CallCache(routes)
+_growing = GrowingCalls()
 _record: Any = tuple.__new__  # AttentionInputs._make without its length check
 
 
@@ -119,6 +121,10 @@ def attend(
     cached = None if cache is None else cache.last.find(tensors, key_options)
     if cached is not None and cached.plain_forward is not None:
         return cached.plain_forward(tensors)
+    if cached is None and cache is _dense:
+        forward = _growing.find(tensors, key_options)
+        if forward is not None:
+            return forward(tensors)
     inputs, mods = None if cached is None else cached.inputs(tensors, lengths), None
     if cached is None or inputs is None:
         checks.refuse_nested(*tensors[:3])
@@ -141,6 +147,8 @@ def attend(
                 cache = mod_ops.keep(*extras.functions)
             if cache is not None:
                 cache.routes.keep(signature, cached)
+        if cache is _dense and cached.plain_forward is not None and cached.first.forward.takes_any_keys:
+            _growing.keep(tensors, key_options, cached.plain_forward)
         if cache is not None and signature is not None:
             cache.last.keep(tensors, key_options, cached, free=PACKED if cached.may_vary else ())
     if packed or inputs.seqused_k is not None:

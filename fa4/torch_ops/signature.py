@@ -118,7 +118,7 @@ class LastCallGuard(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._calls: dict[tuple, _GuardedCall[T]] = {}
+        self._calls: dict[tuple, GuardedCall[T]] = {}
         self._previous: dict[tuple, object] = {}
 
     def find(self, tensors: tuple, options: tuple) -> T | None:
@@ -143,7 +143,7 @@ class LastCallGuard(Generic[T]):
             return
         if previous is identity:
             if all(x is None or isinstance(x, Tensor) for x in tensors):  # else a tensor argument is a number
-                call = _GuardedCall(tensors, options, value, free)
+                call = GuardedCall(tensors, options, value, dict.fromkeys(free, Free()))
                 if call.is_equal(tensors, options):  # False if this torch has no tensor guards
                     self._calls[options] = call
             return
@@ -177,10 +177,17 @@ class CallCache(Generic[T]):
 _grad_mode, _deterministic, _context = torch.is_grad_enabled, deterministic_algorithms, device_context.get
 
 
-class _GuardedCall(Generic[T]):
-    """Test whether a call with equal options equals the stored one."""
+class Free(NamedTuple):
+    """Axes of a tensor whose sizes and strides may differ between equal calls."""
 
-    def __init__(self, tensors: tuple, options: tuple, value: T, free: tuple[int, ...]) -> None:
+    sizes: tuple[int, ...] = (0,)
+    strides: tuple[int, ...] = ()
+
+
+class GuardedCall(Generic[T]):
+    """Test whether a call with equal options equals the stored one. free: by position of a tensor."""
+
+    def __init__(self, tensors: tuple, options: tuple, value: T, free: dict[int, Free]) -> None:
         self.value = value
         self._typed = [(i, x) for i, x in enumerate(options) if not (x is None or isinstance(x, str))]
         positions = range(len(tensors))
@@ -191,8 +198,9 @@ class _GuardedCall(Generic[T]):
         self._present, self._absent = _getter(present), _getter(absent)
         self._nones = (None,) * len(absent)
         distinct = self._present(tensors)
-        shapes = [[None, *tensors[i].shape[1:]] if i in free else list(tensors[i].shape) for i in present]
-        strides = [list(x.stride()) for x in distinct]
+        fixed = Free(sizes=())
+        shapes = [_without(tensors[i].shape, free.get(i, fixed).sizes) for i in present]
+        strides = [_without(tensors[i].stride(), free.get(i, fixed).strides) for i in present]
         self._check = tensor_check(distinct, shapes, strides)
         self._grad_mode, self._deterministic, self._context = _grad_mode(), _deterministic(), _context()
 
@@ -216,6 +224,11 @@ class _GuardedCall(Generic[T]):
             if options[i] is not x and not _same(options[i], x):
                 return False
         return not self._aliases or all(tensors[i] is tensors[j] for i, j in self._aliases)
+
+
+def _without(numbers: tuple[int, ...], axes: tuple[int, ...]) -> list[int | None]:
+    """Return numbers with None at some axes."""
+    return [None if axis in axes else x for axis, x in enumerate(numbers)]
 
 
 def _getter(positions: list[int]) -> Any:

@@ -28,6 +28,7 @@ from ..ir.tensors import kind_of
 from .aten import LIKE_CONSTANTS, OPERATORS, REDUCTIONS
 from .constant_tensors import make
 from .recorder import NO_COUNTERPART, ModError, Reach, Recorder, check_plain, without_values
+from .unknown import check_use
 
 
 class Traced(NamedTuple):
@@ -214,7 +215,9 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs, recorder = getattr(func, "__name__", str(func)), kwargs or {}, self.recorder
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        leaves = tree_leaves((args, kwargs))
+        check_use(name, args, leaves, kwargs)
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
         if all(map(recorder.is_constant, tensors)):
             return make(recorder, name, func, args, kwargs)
         for x in tensors:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .blocks import LISTS
+from .templates import Skeleton, Template, template_of
 from .trace import Traced, trace_mask, trace_score
 from .traversal import IdentityGuard, Traversal
 
@@ -23,8 +24,9 @@ _MOST_TRACES = 512
 def cached_trace(trace: Callable[[Callable], Traced], function: Callable) -> Traced:
     """Return trace(function), or a cached trace of a function that reads the same; tracing takes milliseconds.
 
-    Of tensors, only shape, dtype and requires_grad matter, not values or identity: a graph depends on no more. A
-    function that may read what a `Traversal` cannot follow is traced each time.
+    Of tensors, only shape, dtype and requires_grad matter, not values or identity: a graph depends on no more. Of a
+    float in a cell of the function, not even the value matters, if there is a `Template`. A function that may read what
+    a `Traversal` cannot follow is traced each time.
     """
     try:
         traversal = Traversal(function, IdentityGuard())
@@ -33,18 +35,58 @@ def cached_trace(trace: Callable[[Callable], Traced], function: Callable) -> Tra
     except TypeError:  # Unseen, or no hash
         return trace(function)
     if cached is None:
-        traced = trace(function)
-        indices = [
-            next((i for i, x in enumerate(traversal.tensors) if x is captured), None) for captured in traced.tensors
-        ]
-        if None in indices:
+        traced = _by_template(trace, function, key, traversal)
+        positions = _positions(traced, traversal)
+        if positions is None:
             return traced
-        if len(_traces) >= _MOST_TRACES:
-            _traces.clear()
+        _make_room(_traces)
         # Without the tensors: the table would keep them alive.
-        cached = _traces[key] = traced._replace(tensors=()), tuple(i for i in indices if i is not None)
+        cached = _traces[key] = traced._replace(tensors=()), positions
     traced, captured_indices = cached
     return traced._replace(tensors=tuple(traversal.tensors[i] for i in captured_indices))
+
+
+class _Place(NamedTuple):
+    """A template with the positions of its tensors; None if there is none yet (`is_new`), or cannot be."""
+
+    template: Template | None
+    tensors: tuple[int, ...] = ()
+    is_new: bool = False
+
+
+_templates: dict[tuple, _Place] = {}
+
+
+def _by_template(trace: Callable[[Callable], Traced], function: Any, key: tuple, traversal: Traversal) -> Traced:
+    """Trace a function, or fill its template. A template is made when a function comes with a second number."""
+    skeleton = Skeleton.of(function, traversal.key)
+    if skeleton is None or not skeleton.is_usual:
+        return trace(function)
+    template_key = *key[:2], skeleton.key
+    place = _templates.get(template_key)
+    if place is not None and place.template is not None:
+        tensors = tuple(traversal.tensors[i] for i in place.tensors)
+        return place.template.filled(skeleton.floats)._replace(tensors=tensors)
+    traced = trace(function)
+    if place is None:
+        _make_room(_templates)
+        _templates[template_key] = _Place(None, is_new=True)
+    elif place.is_new:
+        template, positions = template_of(trace, function, traced, skeleton.floats), _positions(traced, traversal)
+        _templates[template_key] = _Place(None) if positions is None else _Place(template, positions)
+    return traced
+
+
+def _positions(traced: Traced, traversal: Traversal) -> tuple[int, ...] | None:
+    """Return the position of each captured tensor among those that the traversal reached; None if it missed one."""
+    found = [next((i for i, x in enumerate(traversal.tensors) if x is captured), None) for captured in traced.tensors]
+    return None if None in found else tuple(i for i in found if i is not None)
+
+
+def _make_room(table: dict) -> None:
+    """Remove the oldest entry of a full table."""
+    if len(table) >= _MOST_TRACES:
+        del table[next(iter(table))]
 
 
 def _key(trace: Callable[[Callable], Traced], traversal: Traversal) -> tuple:

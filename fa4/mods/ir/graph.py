@@ -218,6 +218,11 @@ _FOLD: dict[str, Callable[..., Number]] = {
 _KEPT = (0, 1, -1, 2, 0.5, math.inf, -math.inf)
 
 
+def is_special(value: Number) -> bool:
+    """Whether a captured number is a constant of a graph, instead of an input."""
+    return value in _KEPT or value != value
+
+
 class Builder:
     """Builder of a graph: merges equal nodes, and folds constants."""
 
@@ -252,7 +257,7 @@ class Builder:
 
     def number(self, value: Number, kind: str) -> int:
         """Add a number that the function wrote or captured: an input of the graph, or a constant if it is special."""
-        if kind == "bool" or value in _KEPT or value != value:
+        if kind == "bool" or is_special(value):
             return self.const(value, kind)
         self.numbers.append((kind, value))
         return self._node(Node("number", kind, (), len(self.numbers) - 1))

@@ -40,6 +40,11 @@ class ForwardExecutor:
         needs_more_steps = self._is_empty or not self._fits or plan.splits > 1 or self._set_padding_rows is not None
         self._only_launches = plan.compiled and not needs_more_steps
 
+    @property
+    def takes_any_keys(self) -> bool:
+        """Whether calls may differ in the number of keys, if it is rounded to the same one and their layout fits."""
+        return self.plan.compiled and self._fits and not self._is_empty and self.spec.keys_may_grow
+
     def call_with_tensors(self, tensors: tuple) -> tuple[Tensor, Tensor]:
         """Fast path of `__call__` without mods and cache. tensors: the tensor fields of `AttentionInputs`; if only the
         launch remains, the record itself is not built."""
