@@ -206,7 +206,9 @@ def _first_call(cache: str) -> tuple[float, float]:
 
 @click.command(help=__doc__)
 @click.option("--out", default=None, type=click.Path(dir_okay=False), help="File that rows are added to, JSON lines.")
-def main(out: str | None) -> None:
+@click.option("--rounds", default=30, show_default=True, type=click.IntRange(3), help="Of 200 calls of each row.")
+@click.option("--first-call/--no-first-call", default=True, show_default=True, help="Also of fresh processes.")
+def main(out: str | None, rounds: int, first_call: bool) -> None:
     if not torch.cuda.is_available():
         raise click.ClickException("needs a CUDA device: a launch has no host cost elsewhere")
     q, k, v = (torch.randn(1, 1, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -248,7 +250,7 @@ def main(out: str | None) -> None:
             within["scaled_dot_product_attention (fa4), there and back"] = _fa4_trained_beneath_torch
         facts = dict(device=torch.cuda.get_device_name(), torch=torch.__version__, cpu=machine.cpu_name())
         facts |= dict(commit=machine.commit(), date=f"{datetime.date.today()}")
-        for name, t in host_times(rows, within=within).items():
+        for name, t in host_times(rows, rounds=rounds, within=within).items():
             if out:
                 with Path(out).open("a") as file:
                     file.write(json.dumps(dict(call=name, **asdict(t)) | facts) + "\n")
@@ -256,7 +258,7 @@ def main(out: str | None) -> None:
     console = Console(width=100)
     console.print(table)
     with tempfile.TemporaryDirectory() as cache:
-        for name in ("empty cache", "filled cache"):
+        for name in () if not first_call else ("empty cache", "filled cache"):
             imported, called = _first_call(cache)
             console.print(f"first call of a process, {name}: import fa4 {imported:.2f} s, call {called:.2f} s")
 

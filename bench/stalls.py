@@ -4,9 +4,9 @@ Kinds of layers of a training run. Lengths are log-uniform between --seqlen's tw
 --tokens. Without --train nothing is compiled or launched, so --chip may be any chip. A call waits if it needs a kernel
 that no earlier call needed. A call does not if one of the same program is there: another process compiles meanwhile.
 
---train: a small transformer on the GPU, a step for each random length, with an empty disk cache, with and without
-FA4_BACKGROUND, and with the filled cache. Steps that wait, the seconds they wait, and the seconds of all steps. Rows,
-one for each kind or run, go to --out.
+--train: a small transformer on the GPU, a step for each random length. Runs: "background" with an empty disk cache,
+"filled" with the kernels of that run, and "waiting" with an empty cache and FA4_BACKGROUND=0. Steps that wait, the
+seconds they wait, and the seconds of all steps. Rows, one for each kind or run, go to --out.
 """
 
 from __future__ import annotations
@@ -124,17 +124,23 @@ def _warm(run: Run, shape: Shape, tokens: int) -> None:
         block.attend = attend
 
 
-def train(steps: int, seqlen: tuple[int, int], tokens: int, seed: int) -> Iterator[dict]:
-    """Yield the row of each run; a run is a fresh process."""
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        for cache, folder, background in (("empty", first, "0"), ("empty", second, "1"), ("filled", second, "1")):
+# Name of a run: (its disk cache, FA4_BACKGROUND).
+RUNS = {"background": ("new", "1"), "filled": ("filled", "1"), "waiting": ("empty", "0")}
+
+
+def train(names: list[str], steps: int, seqlen: tuple[int, int], tokens: int, seed: int) -> Iterator[dict]:
+    """Yield the row of each run; a run is a fresh process. "filled" has the kernels that "background" compiled."""
+    with tempfile.TemporaryDirectory() as shared, tempfile.TemporaryDirectory() as own:
+        for name in names:
+            cache, background = RUNS[name]
             command = [sys.executable, "-m", "bench.stalls", "--train-here", "--steps", str(steps), "--seed", str(seed)]
             command += ["--seqlen", *map(str, seqlen), "--tokens", str(tokens)]
+            folder = own if cache == "empty" else shared
             variables = {env.CACHE_DIR.name: folder, env.CACHE.name: "1", env.BACKGROUND.name: background}
             done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
             if done.returncode:
                 raise click.ClickException(done.stderr[-2000:])
-            yield dict(cache=cache, background=background == "1", **json.loads(done.stdout.splitlines()[-1]))
+            yield dict(run=name, **json.loads(done.stdout.splitlines()[-1]))
 
 
 @click.command(help=__doc__)
@@ -145,9 +151,10 @@ def train(steps: int, seqlen: tuple[int, int], tokens: int, seed: int) -> Iterat
 @click.option("--train", "trains", is_flag=True, help="Train on the GPU.")
 @click.option("--steps", default=200, show_default=True, type=click.IntRange(1), help="Of --train.")
 @click.option("--seed", default=None, type=int, help="Of the lengths of --train; default: a fresh one.")
+@click.option("--run", "runs", multiple=True, type=click.Choice([*RUNS]), help="Of --train; default: all, in order.")
 @click.option("--train-here", "is_process", is_flag=True, hidden=True)
 @click.option("--out", default=None, type=click.Path(dir_okay=False), help="File that rows are added to, JSON lines.")
-def main(chip, calls, seqlen, tokens, trains, steps, seed, is_process, out) -> None:
+def main(chip, calls, seqlen, tokens, trains, steps, seed, runs, is_process, out) -> None:
     if seqlen[0] > seqlen[1]:
         raise click.BadParameter(f"{seqlen[0]} is above {seqlen[1]}", param_hint="--seqlen")
     if (trains or is_process) and not torch.cuda.is_available():
@@ -159,8 +166,8 @@ def main(chip, calls, seqlen, tokens, trains, steps, seed, is_process, out) -> N
     facts = dict(seqlen=seqlen, tokens=tokens, commit=machine.commit(), date=f"{datetime.date.today()}")
     if trains:
         facts |= dict(device=torch.cuda.get_device_name(), torch=torch.__version__, seed=seed)
-        rows = train(steps, seqlen, tokens, seed)
-        columns = ["cache", "background", "steps_that_wait", "kernels", "wait_s", "all_steps_s", "longest_step_s"]
+        rows = train(runs or [*RUNS], steps, seqlen, tokens, seed)
+        columns = ["run", "steps_that_wait", "kernels", "wait_s", "all_steps_s", "longest_step_s"]
         title = f"{steps} training steps of random lengths, seed {seed}, {torch.cuda.get_device_name()}"
     else:
         facts |= dict(chip=f"sm_{chip}", how="planned, not compiled")
