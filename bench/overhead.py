@@ -6,7 +6,7 @@ own flash attention and on fa4. Of forward and backward the same, and what torch
 three inputs that does nothing but allocate. They take turns, for the clock of a host changes from second to second.
 Then calls that differ each time, beside the same ones repeated: decoding with growing lengths, packed batches, and
 functions that capture another number. Then the first call of a fresh process, with an empty and with a filled disk
-cache. Rows go to --out.
+cache. Without a GPU, calls of fa4 whose kernels are loaded but not launched. Rows go to --out.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from fa4.torch_ops import run
 
 from . import machine
 from .timing import Timing
+from .without_gpu import loaded_only
 
 _FIRST_CALL = """
 import time, torch
@@ -50,6 +51,11 @@ start = time.perf_counter(); import fa4; imported = time.perf_counter()
 fa4.flash_attn_func(q, q, q); torch.cuda.synchronize()
 print(imported - start, time.perf_counter() - imported)
 """
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 _Context = Callable[[], contextlib.AbstractContextManager]
@@ -63,6 +69,8 @@ def host_times(
 ) -> dict[str, Timing]:
     """Milliseconds per call until the host is free again, of rows that take turns; each turn begins with an idle
     device, and for rows in `within` inside that context, a few calls old."""
+    # Without a GPU there is one thread, whose own time does not depend on other processes.
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     contexts = {name: (within or {}).get(name, contextlib.nullcontext) for name in rows}
     samples: dict[str, list[float]] = {name: [] for name in rows}
     for name, function in rows.items():
@@ -74,11 +82,11 @@ def host_times(
             with contexts[name]():
                 for _ in range(5):
                     function()
-                torch.cuda.synchronize()
-                start = time.perf_counter()
+                _wait()
+                start = clock()
                 for _ in range(calls):
                     function()
-                samples[name].append(1000 * (time.perf_counter() - start) / calls)
+                samples[name].append(1000 * (clock() - start) / calls)
     return {name: Timing.of(of_row) for name, of_row in samples.items()}
 
 
@@ -116,7 +124,7 @@ class _Allocates(torch.autograd.Function):
         return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
 
 
-def _there_and_back(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
+def _forward_and_backward(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
     """Rows of forward and backward; the last is torch's, on whatever kernels."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     flat = [x.detach().transpose(1, 2).requires_grad_() for x in leaves]
@@ -147,7 +155,7 @@ def _there_and_back(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], o
 
     rows = {"fa4.flash_attn_func": ours, "run.Forward, run.backward": behind, "plan.forward, plan.backward": launches}
     rows |= {"autograd of an empty operator": autograd, "scaled_dot_product_attention (flash)": torch_s}
-    return {f"{name}, there and back": row for name, row in rows.items()}
+    return {f"{name}, forward and backward": row for name, row in rows.items()}
 
 
 _DIFFERENT = 8000  # calls of a row that all differ; more than a measurement makes
@@ -159,7 +167,7 @@ def changing_calls(device: str) -> dict[str, Callable[[], object]]:
     q, cache = q.to(device, torch.bfloat16), cache.to(device, torch.bfloat16)
     lengths = range(64, 64 + _DIFFERENT)
     growing = iter([cache[:, :, :n].unbind() for n in lengths])
-    same = cache[:, :, :64].unbind()
+    same, few = (cache[:, :, :n].unbind() for n in (2000, 64))
     used = torch.tensor([100], device=device, dtype=torch.int32)
     rng = random.Random(0)
 
@@ -175,7 +183,7 @@ def changing_calls(device: str) -> dict[str, Callable[[], object]]:
         def score_mod(score, b, h, q_idx, kv_idx):
             return score + slope * (kv_idx - q_idx)
 
-        return fa4.flash_attn_func(q, *same, score_mod=score_mod)
+        return fa4.flash_attn_func(q, *few, score_mod=score_mod)
 
     def varlen(x: Tensor, ends: Tensor, longest: int) -> object:
         return fa4.flash_attn_varlen_func(
@@ -209,15 +217,35 @@ def _first_call(cache: str) -> tuple[float, float]:
 @click.option("--rounds", default=30, show_default=True, type=click.IntRange(3), help="Of 200 calls of each row.")
 @click.option("--first-call/--no-first-call", default=True, show_default=True, help="Also of fresh processes.")
 def main(out: str | None, rounds: int, first_call: bool) -> None:
-    if not torch.cuda.is_available():
-        raise click.ClickException("needs a CUDA device: a launch has no host cost elsewhere")
-    q, k, v = (torch.randn(1, 1, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    has_gpu = torch.cuda.is_available()
+    with contextlib.nullcontext() if has_gpu else loaded_only():
+        times = _all_rows("cuda" if has_gpu else "cpu", rounds)
+    device = torch.cuda.get_device_name() if has_gpu else "no GPU: kernels for sm_90 are not launched"
+    table = Table("call", "median us", "quartiles us", title=f"host time, {device}, torch {torch.__version__}")
+    facts = dict(device=device, torch=torch.__version__, cpu=machine.cpu_name(), commit=machine.commit())
+    for name, t in times.items():
+        if out:
+            with Path(out).open("a") as file:
+                row = dict(call=name, **asdict(t)) | facts | dict(date=f"{datetime.date.today()}")
+                file.write(json.dumps(row) + "\n")
+        table.add_row(name, f"{1000 * t.median_ms:.1f}", f"{1000 * t.q25_ms:.1f} to {1000 * t.q75_ms:.1f}")
+    console = Console(width=100)
+    console.print(table)
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("empty cache", "filled cache") if first_call and has_gpu else ():
+            imported, called = _first_call(cache)
+            console.print(f"first call of a process, {name}: import fa4 {imported:.2f} s, call {called:.2f} s")
+
+
+def _all_rows(device: str, rounds: int) -> dict[str, Timing]:
+    """Return the times of all rows; on a CPU, of fa4's."""
+    q, k, v = (torch.randn(1, 1, 1, 64, device=device, dtype=torch.bfloat16) for _ in range(3))
     flat = [x.transpose(1, 2) for x in (q, k, v)]
     inputs = AttentionInputs(q, k, v, max_seqlen_q=1, max_seqlen_k=1)
     spec = AttentionSpec.of(inputs, Flags(0.125, window_right=0))
     plan = dispatch.plan(spec, inputs.extent, chip_of(q.device))
     forward = run.ForwardExecutor(inputs, spec, plan)
-    packed, ends = [x[0] for x in (q, k, v)], torch.tensor([0, 1], device="cuda", dtype=torch.int32)
+    packed, ends = [x[0] for x in (q, k, v)], torch.tensor([0, 1], device=device, dtype=torch.int32)
 
     def varlen() -> None:
         fa4.flash_attn_varlen_func(
@@ -227,9 +255,6 @@ def main(out: str | None, rounds: int, first_call: bool) -> None:
     def torch_flash() -> None:
         F.scaled_dot_product_attention(*flat)
 
-    table = Table(title=f"host time of one call, {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    for column in ("what", "median us", "quartiles us"):
-        table.add_column(column)
     with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         rows = {
             "fa4.flash_attn_func": lambda: fa4.flash_attn_func(q, k, v, causal=True),
@@ -238,29 +263,19 @@ def main(out: str | None, rounds: int, first_call: bool) -> None:
             "fa4.flash_attn_varlen_func": varlen,
             "scaled_dot_product_attention (flash)": torch_flash,
         }
-        rows |= changing_calls("cuda")
-        back = _there_and_back(q, k, v)
+        rows |= changing_calls(device)
+        back = _forward_and_backward(q, k, v)
         rows |= back
         within: dict[str, _Context] = dict.fromkeys(back, torch.enable_grad)
-        if hasattr(torch.nn.attention, "register_flash_attention_impl"):
+        if device == "cpu":  # where torch's kernels compute
+            rows = {name: row for name, row in rows.items() if not name.startswith("scaled_dot")}
+        elif hasattr(torch.nn.attention, "register_flash_attention_impl"):
             fa4.register_sdpa()
             rows["scaled_dot_product_attention (fa4)"] = torch_flash
-            rows["scaled_dot_product_attention (fa4), there and back"] = [*back.values()][-1]
+            rows["scaled_dot_product_attention (fa4), forward and backward"] = [*back.values()][-1]
             within["scaled_dot_product_attention (fa4)"] = _fa4_beneath_torch
-            within["scaled_dot_product_attention (fa4), there and back"] = _fa4_trained_beneath_torch
-        facts = dict(device=torch.cuda.get_device_name(), torch=torch.__version__, cpu=machine.cpu_name())
-        facts |= dict(commit=machine.commit(), date=f"{datetime.date.today()}")
-        for name, t in host_times(rows, rounds=rounds, within=within).items():
-            if out:
-                with Path(out).open("a") as file:
-                    file.write(json.dumps(dict(call=name, **asdict(t)) | facts) + "\n")
-            table.add_row(name, f"{1000 * t.median_ms:.1f}", f"{1000 * t.q25_ms:.1f} to {1000 * t.q75_ms:.1f}")
-    console = Console(width=100)
-    console.print(table)
-    with tempfile.TemporaryDirectory() as cache:
-        for name in () if not first_call else ("empty cache", "filled cache"):
-            imported, called = _first_call(cache)
-            console.print(f"first call of a process, {name}: import fa4 {imported:.2f} s, call {called:.2f} s")
+            within["scaled_dot_product_attention (fa4), forward and backward"] = _fa4_trained_beneath_torch
+        return host_times(rows, rounds=rounds, within=within)
 
 
 if __name__ == "__main__":
