@@ -63,6 +63,25 @@ def test_ranks_compile_once(tmp_path):
     assert len(lines(log)) == 1 and request("kernel", log).is_in(tmp_path)
 
 
+_WAITING_RANK = """
+import sys
+from pathlib import Path
+from fa4.runtime import jit
+from tests.building import request
+jit.cache_directory, jit._load = lambda: Path(sys.argv[2]), lambda entry: entry.name
+wanted = request("kernel", sys.argv[1])
+print(jit.compiled(*wanted), sum(wait.compiled for wait in jit.waits), flush=True)
+"""
+
+
+def test_ranks_whose_calls_wait_compile_once(tmp_path):
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", _WAITING_RANK, str(log), str(tmp_path)]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    loaded, compiled = zip(*(rank.communicate(timeout=120)[0].split() for rank in ranks))
+    assert len(lines(log)) == 1 and len(set(loaded)) == 1 and sorted(compiled) == ["0", "0", "1"]
+
+
 class Jobs:
     """Stands in for processes: what is compiled is at hand when `finish` is called."""
 
@@ -164,15 +183,16 @@ def test_a_route_changes_its_kernels_once_they_are_there(jobs, monkeypatch):
 
 
 def test_a_substitute_computes_the_same(seed):
-    """The tiles of long and of short sequences on a small problem, by the emulator."""
+    """Kernels of long and of short sequences, and of split keys, on a small problem, by the emulator."""
     problem = cases.make(Case("small", seqlen_q=70, seqlen_k=90, heads_q=2, heads_kv=1, head_dim=64, causal=True), seed)
     spec = dataclasses.replace(problem.spec, needs_backward=True)
     with emulate("sm_90a", sms=2, seed=seed):
         chip = chip_of(problem.inputs.q.device)
         row = dispatch.select(spec, chip)
         plan = row.plan(spec, problem.inputs.extent, chip)
-        for extent in (LONG, SHORT):
-            other = row.plan(spec, extent, chip).both()[0]
-            direction = type(other)(spec, plan.extent, chip, other.choice.row)
-            out, lse = run.forward(problem.inputs, spec, plan.with_both(direction, plan.both()[1]))
+        for extent, splits in ((LONG, 1), (SHORT, 1), (SHORT, 3)):
+            other = row.plan(dataclasses.replace(spec, num_splits=splits), extent, chip).both()[0]
+            serving = plan.with_both(other.for_extent(plan.extent), plan.both()[1])
+            assert serving.splits == other.splits == splits
+            out, lse = run.forward(problem.inputs, spec, serving)
             cases.assert_right(cases.judge_forward(problem, out, lse), f"{other}, seed {seed}")

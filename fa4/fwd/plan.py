@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -104,6 +105,13 @@ class ForwardDirection(Generic[Config]):
         if self._varlen:  # one plan serves many lengths
             sizes = (inputs.max_seqlen_q, inputs.cu_seqlens_q.shape[0] - 1, *self._fixed_sizes)
         self._launcher(inputs[:8], out, lse, scalars, sizes, mod_tensors, cache_tensors)
+
+    def for_extent(self, extent: ProblemSize) -> Self:
+        """Return the same kernel for another size of the same spec; tuned values, such as L2 groups, stay."""
+        other = copy.copy(self)
+        other.sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, *self._fixed_sizes)
+        other._fixed_arguments = self._fixed_arguments[0], jit.fixed(other.sizes)
+        return other
 
     def request(self) -> jit.Request:
         """Return what its first launch compiles."""

@@ -1,6 +1,6 @@
 """Training calls need not wait for the compiler: kernels that are there serve them while another process compiles.
 
-A tile table gives some lengths a kernel of their own, but each of its rows computes any length. So if the kernel of a
+A tile table gives some lengths a kernel of their own, but each kernel computes any length. So if the kernel of a
 training call must be compiled, and an earlier call of the same spec left another one, that one serves the call and its
 equals until the kernel is on disk. Results differ by rounding only. Deterministic calls always wait for their own
 kernel. So do calls without gradients, batch-invariant calls, and calls that a CUDA graph captures.
@@ -64,7 +64,7 @@ class Meanwhile(NamedTuple):
 
 
 _jobs: dict[tuple, Job] = {}  # by full key
-_served: dict[tuple, list[ForwardBackwardPlan]] = {}  # by spec, chip and class of plan: one for each pair of rows
+_served: dict[tuple, list[ForwardBackwardPlan]] = {}  # by spec, chip and class of plan: one for each pair of kernels
 _MAX_SPECS = 1024
 
 
@@ -83,11 +83,12 @@ def meanwhile(
     for i, direction in enumerate(both):
         requests = [direction.request(), *(beside() if i == 0 else ())]
         missing = [request for request in requests if not request.is_at_hand()]
-        substitute = _substitute(direction, plan, [other.both()[i] for other in known]) if missing else None
+        find = (_other_forward, _other_backward)[i]
+        substitute = find(direction, plan, [other.both()[i] for other in known]) if missing else None
         if substitute is not None:
             serving[i] = substitute
             jobs += map(_job, missing)
-    if _rows(plan) not in map(_rows, known):
+    if _kernels(plan) not in map(_kernels, known):
         known.insert(0, plan)
     return Meanwhile(plan.with_both(*serving), tuple(jobs)) if jobs else None
 
@@ -100,18 +101,26 @@ def _is_allowed(spec: AttentionSpec, chip: Chip) -> bool:
     return env.BACKGROUND.get() != "0" and jit.cache_directory() is not None
 
 
-def _rows(plan: ForwardBackwardPlan) -> tuple[Any, ...]:
-    return tuple(None if x.choice is None else x.choice.row for x in plan.both())
+def _kernels(plan: ForwardBackwardPlan) -> tuple[Any, ...]:
+    forward, backward = plan.both()
+    return forward.cfg, None if backward.choice is None else backward.choice.row
 
 
-def _substitute(direction: Any, plan: ForwardBackwardPlan, others: list[Any]) -> Any:
-    """Return the direction for the plan's problem with the tiles of another plan, whose kernel is at hand, or None."""
-    spec = plan.spec
+def _other_forward(forward: Any, plan: ForwardBackwardPlan, others: list[Any]) -> Any:
+    """Return a forward of another size, whose kernels are at hand, for the plan's size; or None."""
+    for other in sorted(others, key=lambda other: other.splits):
+        if other.cfg != forward.cfg and other.request().is_at_hand():
+            return other.for_extent(plan.extent)
+    return None
+
+
+def _other_backward(backward: Any, plan: ForwardBackwardPlan, others: list[Any]) -> Any:
+    """Return a backward for the plan's size with the tiles of another size, whose kernel is at hand; or None."""
     for other in others:
-        if other.choice is None or other.choice.row == direction.choice.row:
+        if other.choice is None or other.choice.row == backward.choice.row:
             continue
         try:
-            found = type(direction)(spec, plan.extent, plan.chip, other.choice.row)
+            found = type(backward)(plan.spec, plan.extent, plan.chip, other.choice.row)
             if found.request().is_at_hand():
                 return found
         except (ValueError, LookupError):  # these tiles do not fit this problem
