@@ -25,9 +25,11 @@ from bench import (
     flex,
     lines,
     mods,
+    overhead_page,
     plot,
     providers,
     run,
+    stalls_page,
     suites,
     summary,
     timing,
@@ -352,6 +354,12 @@ def test_plot_draws_a_committed_file_or_says_why_not(path, tmp_path):
         assert re.fullmatch(
             r"Error: .* (is not a result file|has rows of bench.tune|has no timed|has 3 machines).*\n", result.output
         )
+
+
+@pytest.mark.parametrize("module", [overhead_page, stalls_page])
+def test_a_page_is_that_of_the_committed_rows(module, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert module.PAGE.read_text() == module.page(module.files())
 
 
 def test_plot_of_the_readme_is_what_its_command_draws(tmp_path):

@@ -130,7 +130,8 @@ def flash_attn_func(
             (2,) of both on q's device, which a CUDA graph reads again at each replay. None draws both from the
             generator of q's device, which torch.manual_seed sets.
         deterministic: make gradients bitwise reproducible; None follows `torch.are_deterministic_algorithms_enabled()`.
-            The forward is always deterministic.
+            The forward of a kernel is always deterministic. Without deterministic, a training call of a new length may
+            use another kernel until its own is compiled (see FA4_BACKGROUND).
         return_lse: also return the log-sum-exp of each row's logits (including the sink), which is differentiable.
         precision: for training with float16 or bfloat16 q, k and v. "fp8" and "mxfp8" round them to e4m3, with a scale
             for each head of k, or for blocks of 32 tokens and 32 columns. Autograd saves the 8-bit numbers. Gradients
