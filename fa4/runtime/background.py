@@ -64,7 +64,16 @@ class Meanwhile(NamedTuple):
 
 
 _jobs: dict[tuple, Job] = {}  # by full key
-_served: dict[tuple, list[ForwardBackwardPlan]] = {}  # by spec, chip and class of plan: one for each pair of kernels
+
+
+class _Known(NamedTuple):
+    """Plans of a spec, one for each pair of kernels, and the pairs that are at hand."""
+
+    plans: list[ForwardBackwardPlan]
+    at_hand: list[tuple]
+
+
+_served: dict[tuple, _Known] = {}  # by spec, chip and classes of plan and backward
 _MAX_SPECS = 1024
 
 
@@ -78,18 +87,25 @@ def meanwhile(
     both = plan.both()
     if len(_served) >= _MAX_SPECS:
         _served.clear()
-    known = _served.setdefault((spec, plan.chip, type(plan), type(both[1])), [])
+    known = _served.setdefault((spec, plan.chip, type(plan), type(both[1])), _Known([], []))
+    kernels = _kernels(plan)
+    if plan.splits == 1 and kernels in known.at_hand:
+        return None
+    is_all_there = True
     serving, jobs = list(both), list[Job]()
     for i, direction in enumerate(both):
         requests = [direction.request(), *(beside() if i == 0 else ())]
         missing = [request for request in requests if not request.is_at_hand()]
+        is_all_there &= not missing
         find = (_other_forward, _other_backward)[i]
-        substitute = find(direction, plan, [other.both()[i] for other in known]) if missing else None
+        substitute = find(direction, plan, [other.both()[i] for other in known.plans]) if missing else None
         if substitute is not None:
             serving[i] = substitute
             jobs += map(_job, missing)
-    if _kernels(plan) not in map(_kernels, known):
-        known.insert(0, plan)
+    if kernels not in map(_kernels, known.plans):
+        known.plans.insert(0, plan)
+    if is_all_there and kernels not in known.at_hand:
+        known.at_hand.append(kernels)
     return Meanwhile(plan.with_both(*serving), tuple(jobs)) if jobs else None
 
 

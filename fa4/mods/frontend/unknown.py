@@ -1,4 +1,4 @@
-"""Numbers that a trace may pass on but not look at: stand-ins for the floats that a function captures."""
+"""Numbers that a trace may use but not look at: stand-ins for the floats that a function captures."""
 
 from __future__ import annotations
 
