@@ -222,7 +222,7 @@ def test_a_load_of_tensor_memory_reduces_each_lane(operation, expected, seed):
     values[3, 1] = np.nan
     out = np.zeros((128, 5), np.float32)
     body = f"""mul.wide.u32 %d0, %r0, 16; add.s64 %d0, %a0, %d0;
-        ld.global.b32 %r10, [%d0]; ld.global.b32 %r11, [%d0+4]; ld.global.b32 %r12, [%d0+8]; ld.global.b32 %r13, [%d0+12];
+        ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%d0];
         tcgen05.st.sync.aligned.32x32b.x4.b32 [%r5], {{%r10, %r11, %r12, %r13}}; tcgen05.wait::st.sync.aligned;
         tcgen05.ld.red.sync.aligned.32x32b.x4.{operation} {{%r20, %r21, %r22, %r23}}, %r24, [%r5];
         tcgen05.wait::ld.sync.aligned;

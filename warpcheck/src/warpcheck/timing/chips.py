@@ -274,7 +274,8 @@ _GB10 = replace(
 )  # fmt: skip
 
 GPUS = {table.gpu: table for table in (_B200, _B300, _H100, _RTX_5090, _RTX_PRO_6000, _GB10)}
-TABLES = {table.chip: table for table in (_B200, _B300, _H100, _RTX_5090, _GB10)}  # of the GPU that `machine.chips` names
+# Of the GPUs that `machine.chips` names.
+TABLES = {table.chip: table for table in (_B200, _B300, _H100, _RTX_5090, _GB10)}
 
 
 def chip_table(chip: str) -> ChipTable:
