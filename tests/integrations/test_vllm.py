@@ -1,9 +1,7 @@
 """fa4 as vLLM's backend of keys and values per head, beside its checked-in contract, and beside vLLM if installed."""
 
 import functools
-import math
 import sys
-import threading
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -11,13 +9,25 @@ import pytest
 import torch
 
 from fa4.integrations import vllm as plugin
+from fa4.runtime.plan import Layout
+from fa4.torch_ops.run import prepare
 from tests.integrations import contracts
 from tests.integrations.contracts import vllm as contract_of_vllm
-from tests.integrations.vllm_stubs import ENGINES, IS_INSTALLED, install, local_lens
-
-HEADS, HEADS_KV, HEAD_DIM, PAGE = 4, 2, 16, 16
-SCALE = 0.3  # not the usual one for HEAD_DIM
-CPU = torch.device("cpu")
+from tests.integrations.vllm_requests import (
+    HEAD_DIM,
+    HEADS,
+    HEADS_KV,
+    LAYERS,
+    PAGE,
+    SCALE,
+    Requests,
+    builder,
+    common_of,
+    formula,
+    joined,
+    whole,
+)
+from tests.integrations.vllm_stubs import ENGINES, IS_INSTALLED, install
 
 
 @pytest.fixture(params=ENGINES)
@@ -88,102 +98,6 @@ def test_a_name_is_registered_once(module, monkeypatch):
     assert registry.of_stubs.path == "somebody.else"
 
 
-def formula(q, k, v, window=None, softcap=0.0, slopes=None, sink=None, causal=True):
-    """(queries, heads, head_dim) in float64 of one sequence, whose last keys are the queries' own."""
-    k, v = (x.double().repeat_interleave(HEADS // HEADS_KV, 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * SCALE
-    distance = torch.arange(len(k)) - (torch.arange(len(q)) + len(k) - len(q))[:, None]
-    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-    scores = scores if slopes is None else scores + torch.tensor(slopes, dtype=torch.float64)[:, None, None] * distance
-    reach = window or math.inf
-    seen = (distance <= 0) & (distance > -reach) if causal else distance.abs() < reach
-    scores = scores.masked_fill(~seen, -math.inf)
-    if sink is not None:
-        scores = torch.cat([scores, sink.double()[:, None, None].expand(HEADS, len(q), 1)], 2)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(2)[..., : len(k)], v)
-
-
-def builder(backend, config=None, spec=None):
-    return backend.get_builder_cls()(spec, ["layer"], config, CPU)
-
-
-def common_of(new, lengths, table, slots, causal=True, **more):
-    """What vLLM tells of a batch: new tokens and lengths of each sequence."""
-    starts = torch.tensor([0, *new]).cumsum(0).int()
-    return SimpleNamespace(
-        num_actual_tokens=int(starts[-1]), num_reqs=len(new), query_start_loc=starts, query_start_loc_cpu=starts,
-        seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table_tensor=table, slot_mapping=slots,
-        max_query_len=max(new), max_seq_len=table.shape[1] * PAGE if table.ndim == 2 else 64, causal=causal,
-        seq_lens_cpu_upper_bound=torch.tensor(lengths), **more,
-    )  # fmt: skip
-
-
-LAYERS = {
-    "plain": ({}, {}),
-    "window": (dict(sliding_window=5), dict(window=5)),
-    "softcap": (dict(logits_soft_cap=2.0), dict(softcap=2.0)),
-    "alibi": (dict(alibi_slopes=[0.5, 0.25, 0.1, 0.05]), dict(slopes=[0.5, 0.25, 0.1, 0.05])),
-    "sink": (dict(sinks=torch.linspace(-1, 1, HEADS)), dict(sink=torch.linspace(-1, 1, HEADS))),
-}
-
-
-def whole(page, dtype=torch.float32):
-    """A cache of vLLM before 0.33: keys and values are two halves of it."""
-    return torch.full((2, 8, page, HEADS_KV, HEAD_DIM), math.nan).to(dtype)
-
-
-def joined(page, dtype=torch.float32, rows_first=False):
-    """A cache of vLLM 0.33, one layer of two: a row has its keys, then its values. rows_first: in memory rows come
-    before heads."""
-    shape = (8, 2, page, HEADS_KV, 2 * HEAD_DIM) if rows_first else (8, 2, HEADS_KV, page, 2 * HEAD_DIM)
-    cache = torch.full(shape, 255 if dtype is torch.uint8 else math.nan, dtype=dtype)[:, 1]  # (a byte of 255 is NaN)
-    return cache.transpose(1, 2) if rows_first else cache
-
-
-class Requests:
-    """Two requests on a paged cache, each step with other numbers of new tokens, pages in no order, and padding."""
-
-    def __init__(self, backend, seed, cache, page=PAGE, scales=(1.0, 1.0), config=None, **options):
-        self.draw = torch.Generator().manual_seed(seed)
-        self.cache, self.page, self.done = cache, page, [0, 0]
-        heads = (HEADS, HEADS_KV, HEADS_KV)
-        self.rows = [[torch.randn(4 * page, h, HEAD_DIM, generator=self.draw) for h in heads] for _ in range(2)]
-        self.table = torch.randperm(8, generator=self.draw).view(2, 4).int()
-        self.layer = SimpleNamespace(_k_scale=torch.tensor(scales[0]), _v_scale=torch.tensor(scales[1]))
-        self.attention = backend.get_impl_cls()(HEADS, HEAD_DIM, SCALE, HEADS_KV, **options)
-        self.builder = builder(backend, config)
-
-    def common(self, new, causal=True):
-        before, self.done = self.done, [a + b for a, b in zip(self.done, new)]
-        slots = [
-            int(self.table[b, p // self.page]) * self.page + p % self.page
-            for b in range(2)
-            for p in range(before[b], self.done[b])
-        ]
-        common = common_of(new, self.done, self.table, torch.tensor([*slots, -1, -1]), causal)
-        common.max_seq_len = 4 * self.page
-        return before, common
-
-    def inputs(self, before):
-        parts = [torch.cat([r[i][a:b] for r, a, b in zip(self.rows, before, self.done)]) for i in range(3)]
-        return [torch.cat([x, x.new_full((2, *x.shape[1:]), 7.0)]) for x in parts]
-
-    def step(self, new, causal=True, prefix=0, **meaning):
-        """Error of a step, by vLLM's order of calls."""
-        before, common = self.common(new, causal)
-        q, k, v = self.inputs(before)
-        metadata = self.builder.build(prefix, common)
-        self.attention.do_kv_cache_update(self.layer, k, v, self.cache, metadata.slot_mapping)
-        output = torch.full_like(q, 5.0)
-        got = self.attention.forward(self.layer, q, k, v, self.cache, metadata, output)
-        assert got is output and (output[sum(new) :] == 5.0).all()
-        expected = [
-            formula(r[0][a:b], r[1][:b], r[2][:b], causal=causal, **meaning)
-            for r, a, b in zip(self.rows, before, self.done)
-        ]
-        return (output[: sum(new)] - torch.cat(expected)).abs().max()
-
-
 CACHES = {"whole": whole, "rows first": functools.partial(joined, rows_first=True), "heads first": joined}
 
 
@@ -200,6 +114,27 @@ def test_pages_of_any_multiple_of_16_rows(backend, page, seed):
     requests = Requests(backend, seed, joined(page), page)
     for new in ((page + 3, 5), (1, page), (2, 2)):
         assert requests.step(new) < 1e-5
+
+
+@pytest.mark.parametrize("layout", [Layout.ROWS, Layout.TMA])
+@pytest.mark.parametrize("rows_first", [False, True])
+@pytest.mark.parametrize("head_size", [64, 72, 128, 256])
+def test_kernels_read_the_cache_where_it_lies(module, layout, rows_first, head_size):
+    """A copy of the cache at each call would have the same results, and take most of the time."""
+    for kind, dtype in (("auto", torch.bfloat16), ("fp8", torch.uint8)):
+        if kind == "fp8" and head_size % 16:  # without a kernel
+            continue
+        attention = module.Attention(HEADS, head_size, 1.0, HEADS_KV, kv_cache_dtype=kind)
+        shape = (8, 2, PAGE, HEADS_KV, 2 * head_size) if rows_first else (8, 2, HEADS_KV, PAGE, 2 * head_size)
+        cache = torch.zeros(shape, dtype=dtype)[:, 1]
+        cache = cache.transpose(1, 2) if rows_first else cache
+        batch = builder(module.Backend).build(0, common_of([1], [9], torch.zeros(1, 1).int(), None))
+        layer = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
+        call = attention._on_cache(layer, torch.zeros(1, HEADS, head_size, dtype=torch.bfloat16), cache, batch)
+        for name in ("k_cache", "v_cache"):
+            x = call[name]
+            assert x.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
+            assert prepare.in_layout(x, layout) is x, name
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 16])
@@ -278,128 +213,6 @@ def test_a_layer_that_shares_anothers_cache_reads_it(backend, seed):
     got = attention.forward(None, q, None, None, cache, metadata, torch.empty_like(q))
     rows = cache[[1, 0]].transpose(1, 2).flatten(0, 1)[:20].split(HEAD_DIM, -1)
     assert (got - formula(q, *rows)).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("name", ["plain", "softcap", "sink", "window", "alibi"])
-def test_a_common_prefix_is_read_once(module, name, monkeypatch, seed):
-    """Older versions of vLLM tell of a prefix that all sequences have, here two pages. With a window or slopes it is
-    not treated alone, because distances in a part are not those of the whole."""
-    options, meaning = LAYERS[name]
-    calls, attend = [], module.parts.flash_attn_with_kvcache
-
-    def counted(**call):
-        calls.append(call["cache_seqlens"].tolist())
-        return attend(**call)
-
-    monkeypatch.setattr(module.parts, "flash_attn_with_kvcache", counted)
-    requests = Requests(module.Backend, seed, joined(PAGE), **options)
-    for i in (1, 2):
-        requests.rows[1][i][: 2 * PAGE] = requests.rows[0][i][: 2 * PAGE]
-    assert requests.step((36, 33), **meaning) < 1e-5
-    assert requests.step((1, 5), prefix=2 * PAGE, **meaning) < 1e-5
-    assert calls == ([] if name in ("window", "alibi") else [[32], [5, 6]])
-    with pytest.raises(ValueError, match="common_prefix_len is 5, expected a multiple of the page's 16 rows"):
-        module.parts.cascade({}, SimpleNamespace(prefix_len=5), PAGE)
-    asks = requests.builder.use_cascade_attention
-    assert asks(1024, [1500], 4, 2) and not asks(1008)
-
-
-class Group:
-    """Ranks of decode context parallelism, as threads. Each call is made by all of them."""
-
-    def __init__(self, world_size):
-        self.world_size, self.kept, self.barrier = world_size, [None] * world_size, threading.Barrier(world_size)
-        self.local = threading.local()
-
-    def exchange(self, x):
-        self.barrier.wait(timeout=60)
-        self.kept[self.local.rank] = x
-        self.barrier.wait(timeout=60)
-        return list(self.kept)
-
-    def all_gather(self, x, dim):
-        return torch.cat(self.exchange(x), dim)
-
-    def combine(self, out, lse, group, return_lse):
-        """What vLLM's functions of ranks do: from results of all ranks' heads to those of this rank's heads."""
-        assert group is self and return_lse and out.shape[:2] == lse.shape
-        outs, lses = zip(*self.exchange((out, lse)))
-        weights = torch.stack(lses).double().softmax(0)
-        weights = weights.nan_to_num(0.0)  # no rank has a key
-        merged = sum(w[..., None] * x.double() for w, x in zip(weights, outs)).to(out.dtype)
-        heads = out.shape[1] // self.world_size
-        mine = slice(self.local.rank * heads, (self.local.rank + 1) * heads)
-        return merged[:, mine], torch.stack(lses).logsumexp(0)[:, mine]
-
-
-@pytest.mark.parametrize(("interleave", "world_size"), [(1, 2), (4, 2), (1, 3)])
-@pytest.mark.parametrize("name", ["plain", "softcap", "sink"])
-def test_ranks_of_a_context(module, name, interleave, world_size, monkeypatch, seed):
-    """Each rank has a part of a sequence's rows, and of the query heads; prompts in parts, then tokens."""
-    options, meaning = LAYERS[name]
-    group = Group(world_size)
-    ranks = lambda *_: (world_size, group.local.rank)  # noqa: E731
-    sys.modules.setdefault("vllm.distributed", SimpleNamespace())
-    parallel = SimpleNamespace(
-        get_dcp_group=lambda: group, get_dcp_world_size_and_rank=ranks, get_pcp_group=lambda: None
-    )
-    backend = module.Backend
-    impl = backend.get_impl_cls()
-    monkeypatch.setattr(impl, "dcp_world_size", world_size, raising=False)
-    monkeypatch.setattr(impl, "__new__", lambda cls, *args, **kw: object.__new__(cls))
-    monkeypatch.setattr(module.parts, "combine", lambda: group.combine)
-    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", parallel)
-    monkeypatch.setattr(sys.modules["vllm.v1.attention.backends.utils"], "get_dcp_local_seq_lens", local_lens)
-    config = SimpleNamespace(
-        parallel_config=SimpleNamespace(
-            decode_context_parallel_size=world_size, cp_kv_cache_interleave_size=interleave
-        ),
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
-    )
-    draw = torch.Generator().manual_seed(seed)
-    # Each rank has query heads of its own, and one kv head, the same for all: vLLM shards heads before it shards rows.
-    heads = HEADS * world_size
-    rows = [[torch.randn(64, h, HEAD_DIM, generator=draw) for h in (heads, 1, 1)] for _ in range(2)]
-    errors, addresses = [None] * world_size, [set() for _ in range(world_size)]
-
-    def rank(index):
-        group.local.rank = index
-        attention = impl(HEADS, HEAD_DIM, SCALE, 1, **options)
-        made, cache = builder(backend, config, SimpleNamespace(dcp_sharded=True)), joined(PAGE)[:, :1]
-        assert made.supports_draft_decode_metadata_update is False
-        table = torch.randperm(8, generator=torch.Generator().manual_seed(seed + index)).view(2, 4).int()
-        layer = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
-        done, worst = [0, 0], 0.0
-        for new in ((9, 1), (1, 30), (1, 1), (4, 2)):
-            before, done = done, [a + b for a, b in zip(done, new)]
-            slots = []
-            for b in range(2):
-                for p in range(before[b], done[b]):
-                    mine = p // interleave % world_size == index
-                    local = p // interleave // world_size * interleave + p % interleave
-                    slots.append(int(table[b, local // PAGE]) * PAGE + local % PAGE if mine else -1)
-            metadata = made.build(0, common_of(new, done, table, torch.tensor(slots)))
-            assert (metadata.dcp_context_lens is None) == (before == [0, 0])
-            if metadata.dcp_context_lens is not None:
-                addresses[index].add(metadata.dcp_context_lens.data_ptr())
-            q, k, v = (torch.cat([r[i][a:b] for r, a, b in zip(rows, before, done)]) for i in range(3))
-            mine = slice(index * HEADS, (index + 1) * HEADS)
-            attention.do_kv_cache_update(layer, k, v, cache, metadata.slot_mapping)
-            got = attention.forward(layer, q[:, mine], k, v, cache, metadata, torch.empty_like(q[:, mine]))
-            expected = [
-                formula(r[0][a:b, mine], *(x[:b].expand(-1, HEADS_KV, -1) for x in r[1:]), **meaning)
-                for r, a, b in zip(rows, before, done)
-            ]
-            worst = max(worst, float((got - torch.cat(expected)).abs().max()))
-        errors[index] = worst
-
-    threads = [threading.Thread(target=rank, args=(i,)) for i in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert all(error is not None and error < 1e-5 for error in errors), errors
-    assert all(len(found) == 1 for found in addresses)  # the buffer of lengths stays where it is
 
 
 def test_metadata_is_vllms_own_buffers(backend, seed):

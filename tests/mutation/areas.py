@@ -253,7 +253,7 @@ AREAS = (
     Area(
         "vllm",
         ("fa4/integrations/vllm/*",),
-        ("tests/integrations/test_vllm.py",),
+        ("tests/integrations/test_vllm.py tests/integrations/test_vllm_parts.py",),
         ("tests/integrations/test_vllm_mla.py -k 'not emulated'",),
     ),
     Area("sglang", ("fa4/integrations/sglang/*",), ("tests/integrations/test_sglang.py",), ()),
