@@ -1,9 +1,10 @@
-"""Kernels that are files: what processes that compile build in tests, in no time."""
+"""What tests build: kernels that are files, in no time and in other processes, and those of a problem."""
 
 import os
 import time
 from pathlib import Path
 
+from fa4.api.ahead import prepare, requests_of
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.jit import Request
 
@@ -32,3 +33,11 @@ class Build:
 
 def request(name, log, how="builds", number=90):
     return Request((name,), Build(log, how), chip_by_number(number), ())
+
+
+def compiled_ahead(directory, problem):
+    """Compile the kernels of an `AheadProblem` in this process; return their (target, key)."""
+    requests, folder = requests_of(problem), prepare(directory)
+    for request in requests.values():
+        request.put_into(folder)
+    return list(requests)

@@ -72,24 +72,11 @@ def _with_dtypes(fields: dict[str, Any]) -> dict[str, Any]:
     return fields | {name: getattr(torch, fields[name]) for name in names if fields.get(name) is not None}
 
 
-def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict[tuple, float]:
-    """Compile the kernels of a problem, forward and, if needed, backward (for out only, without dlse); return seconds
-    by (target, key).
-
-    The directory is for FA4_CACHE_DIR: entries are in subdirectories by toolchain and source text. It gets all that a
-    launch needs beside fa4, torch and tvm-ffi.
-
-    Raises:
-        NoBackend: no backend serves the problem on the chip.
-        ValueError: the chip is unknown.
-    """
-    with jit.compile_only(prepare(directory)) as compiled:
-        _run(problem)
-    return compiled.seconds
-
-
 def prepare(directory: Path) -> Path:
-    """Make a directory for FA4_CACHE_DIR, from which nothing is removed, and return its folder of entries."""
+    """Make a directory for FA4_CACHE_DIR and return its folder of entries.
+
+    Nothing is removed from it. It gets all that a launch needs beside fa4, torch, tvm-ffi and the kernels.
+    """
     below = directory / jit.fingerprint()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     jit.prepare(below)
@@ -101,7 +88,12 @@ def prepare(directory: Path) -> Path:
 
 
 def requests_of(problem: AheadProblem | AppendProblem) -> dict[tuple, jit.Request]:
-    """Return the kernels of a problem, as `compile_into` compiles them, by (target, key). Errors are the same."""
+    """Return the kernels of a problem by (target, key): forward and, if needed, backward (for out only, without dlse).
+
+    Raises:
+        NoBackend: no backend serves the problem on the chip.
+        ValueError: the chip is unknown.
+    """
     with jit.list_only() as listed:
         _run(problem)
     return listed.requests

@@ -20,6 +20,7 @@ from fa4.sm100.fwd import plan as plans
 from fa4.sm100.fwd.kernel import channels, smem_map
 from fa4.sm100.fwd.plan import Sm100Forward
 from fa4.sm100.fwd.tiles import tiles_for
+from tests.building import compiled_ahead
 from tests.fp8.heads import CASES, E4M3, explained, judged, of_heads
 from tests.machine_code import machine_code
 
@@ -91,7 +92,7 @@ def test_strides_orders_and_repeats_change_no_bit(seed):
 def test_what_is_recorded_is_compiled(changes, names, tmp_path):
     spec = replace(SPEC, head_dim=64, head_dim_v=64, **changes)
     problem = ahead.AheadProblem(100, spec, ProblemSize(1, 300, 300))
-    assert {key[0] for _, key in ahead.compile_into(tmp_path, problem)} == names
+    assert {key[0] for _, key in compiled_ahead(tmp_path, problem)} == names
 
 
 @pytest.mark.rotates(2)

@@ -33,6 +33,7 @@ from fa4.sm100.bwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.bwd.plan import Sm100Backward
 from fa4.torch_ops import low_precision
 from fa4.torch_ops.descales import Descales
+from tests.building import compiled_ahead
 from tests.fp8 import trained
 from tests.fp8.heads import E4M3, noting_kernels
 from tests.machine_code import machine_kernels
@@ -313,5 +314,5 @@ def test_traces_and_second_derivatives(precision):
 
 def test_what_is_recorded_of_blocks_is_compiled(tmp_path):
     spec = replace(SPEC, head_dim=64, head_dim_v=64, operands=Operands.MXFP8)
-    keys = [key for _, key in ahead.compile_into(tmp_path, ahead.AheadProblem(100, spec, ProblemSize(1, 300, 300)))]
+    keys = [key for _, key in compiled_ahead(tmp_path, ahead.AheadProblem(100, spec, ProblemSize(1, 300, 300)))]
     assert any("sm100.backward" in str(key) and "MXFP8" in str(key) for key in keys)

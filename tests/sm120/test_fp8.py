@@ -24,6 +24,7 @@ from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
 from fa4.sm120.fwd.kernel import channels, roles, smem_map
 from fa4.sm120.fwd.plan import Sm120Forward
 from fa4.sm120.fwd.tiles import ForwardTiles
+from tests.building import compiled_ahead
 from tests.fp8.heads import (
     CASES,
     E4M3,
@@ -159,7 +160,7 @@ def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
 
 def test_what_is_recorded_is_compiled(tmp_path):
     problem = ahead.AheadProblem(120, replace(SPEC, head_dim=64, head_dim_v=64), ProblemSize(1, 300, 300))
-    assert {key[0] for _, key in ahead.compile_into(tmp_path, problem)} == {"sm120.forward"}
+    assert {key[0] for _, key in compiled_ahead(tmp_path, problem)} == {"sm120.forward"}
 
 
 @pytest.mark.parametrize("operands", [Operands.E4M3, Operands.MXFP8], ids=str)

@@ -16,6 +16,7 @@ from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, Operands, ProblemSize
 from fa4.sm120.fwd.kernel import channels, smem_map
 from fa4.sm120.fwd.plan import Sm120Forward
+from tests.building import compiled_ahead
 from tests.fp8.blocks import CASES, SharedBlockScaleTests, takes
 from tests.fp8.heads import noting_kernels
 
@@ -49,7 +50,7 @@ class TestBlockScales(SharedBlockScaleTests):
 
 def test_what_is_recorded_is_compiled(tmp_path):
     problem = ahead.AheadProblem(120, replace(SPEC, head_dim=64, head_dim_v=64), ProblemSize(1, 300, 300))
-    keys = [key for _, key in ahead.compile_into(tmp_path, problem)]
+    keys = [key for _, key in compiled_ahead(tmp_path, problem)]
     assert len(keys) == 1 and "MXFP8" in str(keys[0])
 
 

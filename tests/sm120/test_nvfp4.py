@@ -29,6 +29,7 @@ from fa4.sm120 import mma
 from fa4.sm120.fwd.kernel import channels, roles, smem_map
 from fa4.sm120.fwd.plan import Sm120Forward
 from fa4.sm120.fwd.tiles import ForwardTiles
+from tests.building import compiled_ahead
 from tests.fp8.heads import judged
 from tests.machine_code import machine_code
 from tests.sm120.running import run_multiplied
@@ -232,7 +233,7 @@ def test_no_cta_ends_while_its_stores_read_shared_memory(seed):
 
 def test_what_is_recorded_is_compiled(tmp_path):
     problem = ahead.AheadProblem(120, replace(SPEC, head_dim=64, head_dim_v=64), ProblemSize(1, 300, 300))
-    keys = [key for _, key in ahead.compile_into(tmp_path, problem)]
+    keys = [key for _, key in compiled_ahead(tmp_path, problem)]
     assert len(keys) == 1 and "NVFP4" in str(keys[0])
 
 

@@ -19,6 +19,7 @@ from fa4.runtime.device import chip_by_number, chip_of
 from fa4.runtime.spec import AttentionInputs, AttentionSpec, Operands, ProblemSize
 from fa4.sm90.fwd.fp8.kernel import channels, smem_map
 from fa4.sm90.fwd.fp8.plan import Fp8Forward
+from tests.building import compiled_ahead
 from tests.fp8.heads import CASES, explained, judged, noting_kernels, of_heads
 from tests.machine_code import machine_code
 
@@ -97,7 +98,7 @@ def test_what_is_recorded_is_compiled(tmp_path):
     """Of a call, the kernel that it launches, and the transposition."""
     spec = replace(SPEC, head_dim=64, head_dim_v=64)
     problem = ahead.AheadProblem(90, spec, ProblemSize(1, 300, 300))
-    keys = {key[0] for _, key in ahead.compile_into(tmp_path, problem)}
+    keys = {key[0] for _, key in compiled_ahead(tmp_path, problem)}
     assert keys == {"sm90.fp8", "fwd.transpose"}
 
 
