@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from .curves import RESULTS
-from .stalls_page import wrapped
+from .row_pages import rows_by_file, wrapped
 
 PAGE = Path("docs/results/host-time.md")
 INTRODUCTION = """
@@ -119,8 +117,7 @@ def page(files: dict[str, list[dict]]) -> str:
 
 def files() -> dict[str, list[dict]]:
     """Return the committed rows by the name of their file."""
-    found = [*sorted(RESULTS.glob("*_overhead.jsonl"), reverse=True), *sorted(RESULTS.glob("*_first-call.jsonl"))]
-    return {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in found}
+    return rows_by_file("*_overhead.jsonl", "*_first-call.jsonl")
 
 
 @click.command(help=__doc__)

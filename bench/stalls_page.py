@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from .curves import RESULTS
+from .row_pages import rows_by_file, wrapped
 
 PAGE = Path("docs/results/compile-stalls.md")
 INTRODUCTION = """
@@ -87,15 +85,6 @@ def _of_variants(rows: list[dict]) -> Iterator[str]:
         yield _line(*key, f"{mean:.2f}", f"{min(values):.2f}", f"{max(values):.2f}", len(values))
 
 
-def wrapped(part: str) -> str:
-    """Return a paragraph in lines of the pages' width; other parts as they are."""
-    return (
-        part
-        if part.startswith(("|", "#", "*"))
-        else textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False)
-    )
-
-
 def page(files: dict[str, list[dict]]) -> str:
     """Return the text. files: rows by the name of their file."""
     parts = [INTRODUCTION.strip()]
@@ -119,8 +108,7 @@ def page(files: dict[str, list[dict]]) -> str:
 
 def files() -> dict[str, list[dict]]:
     """Return the committed rows by the name of their file."""
-    found = [*sorted(RESULTS.glob("*_stalls.jsonl"), reverse=True), *sorted(RESULTS.glob("*_variants.jsonl"))]
-    return {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in found}
+    return rows_by_file("*_stalls.jsonl", "*_variants.jsonl")
 
 
 @click.command(help=__doc__)

@@ -1,0 +1,23 @@
+"""Pages that are made from committed rows."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+from .curves import RESULTS
+
+
+def wrapped(part: str) -> str:
+    """Return a paragraph in lines of the pages' width; other parts as they are."""
+    return (
+        part
+        if part.startswith(("|", "#", "*"))
+        else textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False)
+    )
+
+
+def rows_by_file(pattern: str, further: str) -> dict[str, list[dict]]:
+    """Return the committed rows of the files of a pattern, the newest first, then of another one, by file name."""
+    found = [*sorted(RESULTS.glob(pattern), reverse=True), *sorted(RESULTS.glob(further))]
+    return {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in found}
