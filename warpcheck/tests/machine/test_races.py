@@ -119,6 +119,16 @@ PRODUCT = f"""{ALLOCATE} {BARRIER.format(count=1)} shl.b32 %r3, %r0, 6; add.u32 
     tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r2+2048];
     READ: WAIT and.b32 %r21, %r0, 96; shl.b32 %r21, %r21, 16; add.u32 %r21, %r21, %r20;
     tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r22}}, [%r21]; {WAIT_LD} bar.sync 0; {FREE}"""
+# CTA 0 arrives at the mbarrier of CTA 1, which may end before it.
+REMOTE_ARRIVAL = f"""{BARRIER.format(count=1)} mov.u32 %r8, %cluster_ctarank; {CLUSTER} setp.ne.u32 %p2, %r8, 0;
+    @%p2 bra WAITS; @%p0 bra DONE; ARRIVE bra DONE; WAITS: EDGE DONE:"""
+RELAXED_REMOTE = """mapa.shared::cluster.u32 %r10, %r2, 1;
+    mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r10+2048];"""
+COMMIT_REMOTE = """.reg .b16 %targets; mov.b16 %targets, 2;
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r2+2048], %targets;"""
+# CTA 1 hands on by a relaxed arrival that it waited; warp 1 of it ends last.
+WAITED_BY_OTHERS = f"""setp.ge.u32 %p3, %r0, 32; @%p3 bra LAST; {wait(label="W2")}
+    mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2056]; bra DONE; LAST: {wait(barrier="%r2+2056", label="W3")}"""
 TENSOR_MAP = f"""{BARRIER.format(count=1)} @%p0 bra DONE; ld.global.b32 %r5, [%a1]; st.global.b32 [%a1], %r5; EDGE
     mbarrier.arrive.expect_tx.shared.b64 _, [%r2+2048], 128; mov.b32 %r6, 0;
     cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r2], [%a1, {{%r6}}], [%r2+2048];
@@ -240,6 +250,13 @@ PAIRS = [
          options=PEERS),
     Pair("end of a CTA", f"{SLOT} {RANK} st.shared.b32 [%r4], %r0; {CLUSTER} ld.shared::cluster.b32 %r6, [%r10]; EDGE",
          CLUSTER, match="end of the CTA", options=PEERS),
+    Pair("relaxed arrival before the end of a CTA", REMOTE_ARRIVAL.replace("ARRIVE", RELAXED_REMOTE), wait(),
+         match="end of the CTA", options=PEERS),
+    Pair("tcgen05.commit before the end of a CTA", REMOTE_ARRIVAL.replace("ARRIVE", COMMIT_REMOTE), wait(),
+         match="end of the CTA", options=PEERS),
+    Pair("commit that another warp waited for", f"{FIRST} @!%p0 mbarrier.init.shared.b64 [%r2+2056], 32; "
+         + REMOTE_ARRIVAL.replace("ARRIVE", COMMIT_REMOTE), WAITED_BY_OTHERS, match="end of the CTA",
+         options={**PEERS, "block": 64}),
     Pair("release at the scope of the chip", FLAG, "st.release.gpu.global.b32 [%a0], 1;",
          "st.release.cta.global.b32 [%a0], 1;", options={"grid": 2}),
     Pair("release by fence", FLAG, "fence.acq_rel.gpu; st.relaxed.gpu.global.b32 [%a0], 1;",

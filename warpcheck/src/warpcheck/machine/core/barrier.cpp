@@ -98,6 +98,9 @@ void Engine::arrive_committed(Cta& cta, uint32_t offset, const AsyncOp& op) {
     if (races_.enabled) {
         order.via[kTensorReleased].join(order.via[kTensor]);
         order.via[kTensorReleased].set(op.write_slot, op.write_epoch);
+        if (&cta != op.cta)
+            cta.arrivals[uint64_t(op.write_slot) << 5] = {
+                op.write_slot, op.write_epoch, op.place.row, int32_t(op.place.cta), int16_t(op.place.warp), 0xF, kWrite | kAtomic | kAsync, -1};
     }
     arrive(cta, offset, op, order);
 }
@@ -345,7 +348,7 @@ Next Engine::barrier(Exec& x) {
             epoch = x.w.clock.epoch;
             races_.release(x.w.clock, order, 1u << l);
         }
-        if (arrival && m.strong && &cta != x.w.cta && races_.enabled) {
+        if (arrival && &cta != x.w.cta && races_.enabled) {
             const uint32_t slot = x.w.clock.slot;
             cta.arrivals[uint64_t(slot) << 5 | uint32_t(l)] = {
                 slot, epoch, current_.row, int32_t(x.w.cta->linear), int16_t(x.w.index), 0xF, kWrite | kAtomic, int8_t(l)};

@@ -411,7 +411,7 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
         } while (++k < n && reports_ != reports);
     }
     for (const auto& [who, arrival] : cta.arrivals) {
-        if (seen(arrival, cta.last) || arrived(arrival, cta.last)) continue;
+        if (seen(arrival, cta.last) || arrived(arrival, cta.last) || cta.last.after(arrival.slot, arrival.epoch)) continue;
         report(Check::CtaEnd, arrival, end, kWrite, 1, "nothing orders the arrival before the end of the CTA");
         break;
     }

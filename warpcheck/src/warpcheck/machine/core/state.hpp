@@ -185,7 +185,7 @@ struct Cta {
     uint32_t tmem_request = 0;          // columns of a collective tcgen05.alloc that waits for the peer CTA
     int32_t tmem_granted = -1;          // first column, after the peer has allocated
     Shadow races;               // of shared memory, one cell per 4 bytes
-    std::unordered_map<uint64_t, Access> arrivals;      // last arrival of each lane of other CTAs at barriers of this CTA
+    std::unordered_map<uint64_t, Access> arrivals;      // last arrival of each lane, and of each pipe of commits, of other CTAs here
     Order last;                 // what its warps had seen and done at their exit
     uint32_t pool_registers = 0;        // registers in the setmaxnreg pool
     std::map<uint32_t, std::vector<RegisterChange>> register_changes;      // by warpgroup
