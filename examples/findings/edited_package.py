@@ -3,7 +3,7 @@
     use_edited("flash_attn.cute", "4.0.0b36", [Edit("interface.py", "old words", "new words")])
     from flash_attn.cute import flash_attn_func  # the copy
 
-An edit replaces words within a line, so that line numbers of the copy are those of the package.
+An edit replaces words within a line, or whole lines, so that line numbers of the copy are those of the package.
 """
 
 import atexit
@@ -37,7 +37,30 @@ class Edit:
         return text.replace(self.old, self.new)
 
 
-def use_edited(package: str, version: str, edits: Iterable[Edit]) -> Path:
+@dataclass(frozen=True)
+class Removal:
+    """Statements that are left out. file: relative to the package. lines: first and last of each, from 1, or the line
+    of one that has no other. word: it occurs in the first line of each. by: the statement in their place."""
+
+    file: str
+    word: str
+    lines: tuple[int | tuple[int, int], ...]
+    by: str = "pass"
+
+    def apply(self, text: str, version: str) -> str:
+        """Return the edited text. version: of the package for which the edit was written."""
+        rows = text.splitlines(keepends=True)
+        for lines in self.lines:
+            first, last = (lines, lines) if isinstance(lines, int) else lines
+            row = rows[first - 1] if first <= len(rows) else ""
+            if self.word not in row:
+                found = f"{self.file}:{first} is {row.strip()!r}, expected {self.word!r}"
+                raise ValueError(f"{found}: this edit is for version {version}")
+            rows[first - 1 : last] = [row[: len(row) - len(row.lstrip())] + f"{self.by}\n", *["\n"] * (last - first)]
+        return "".join(rows)
+
+
+def use_edited(package: str, version: str, edits: Iterable[Edit | Removal]) -> Path:
     """Copy an installed package to a temporary folder, apply the edits, print the edited lines, and let later imports
     find the copy. Return the folder of the copy. Parents of the package are empty packages there."""
     top = package.partition(".")[0]

@@ -59,6 +59,23 @@ def test_edits_keep_line_numbers(edited):
         edited.Edit("code.py", "answer", "\nanswer").apply(CODE, "1.0")
 
 
+STATEMENTS = "def f():\n    wait(\n        1,\n    )\n    wait(2)\n    return 3\n"
+
+
+def test_removed_statements_keep_line_numbers(edited):
+    removal = edited.Removal("code.py", "wait", ((2, 4), 5))
+    assert removal.apply(STATEMENTS, "1.0") == "def f():\n    pass\n\n\n    pass\n    return 3\n"
+    replaced = edited.Removal("code.py", "wait", (5,), "sleep()").apply(STATEMENTS, "1.0")
+    assert replaced == STATEMENTS.replace("wait(2)", "sleep()")
+
+
+@pytest.mark.parametrize("line, row", [(6, "return 3"), (7, "")])
+def test_a_removal_whose_word_is_not_there_names_the_version(edited, line, row):
+    expected = re.escape(f"code.py:{line} is {row!r}, expected 'wait': this edit is for version 1.0")
+    with pytest.raises(ValueError, match=expected):
+        edited.Removal("code.py", "wait", (line,)).apply(STATEMENTS, "1.0")
+
+
 def test_a_package_that_is_not_installed(edited):
     with pytest.raises(ModuleNotFoundError, match=re.escape("outer.none is not installed")):
         edited.use_edited("outer.none", "1.0", [])
