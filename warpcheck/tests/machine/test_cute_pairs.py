@@ -1,4 +1,4 @@
-"""Pairs in CuTe DSL (`warpcheck_cases.pairs.cute_pairs`): nothing is told of the right one, the mistake of the other is."""
+"""Pairs in CuTe DSL (`pairs.cute_pairs`): nothing is told of the right kernel, the mistake of the other is."""
 
 import pytest
 
