@@ -44,6 +44,51 @@ def test_inlined_calls_are_a_stack() -> None:
     assert stores[0].as_dict()["place"]["calls"] == [("outer.cuh", 7), ("kernel.cu", 40)]
 
 
+# The compiler adds the lines before an instruction within its statement to the line of the statement.
+ASSEMBLY = """.loc 1 30 12
+    // begin inline asm
+    {
+    .loc 1 31 12
+    st.shared.b32 [%r2], %r0;
+    }
+    // end inline asm
+    bar.sync 0;
+    .loc 1 40 12
+    // begin inline asm
+    .loc 1 41 12
+    // end inline asm
+    .loc 1 42 12
+    ld.shared.b32 %r3, [%r2+128];
+    st.shared.b32 [%r2], %r0;"""
+
+
+def test_inline_assembly_is_at_the_line_of_its_statement() -> None:
+    gpu = Emulated("sm_100a", on_finding="collect")
+    gpu.launch(entry(ASSEMBLY, 0) + FILES, grid=1, block=64, smem_bytes=256)
+    places = [
+        place for finding in gpu.findings for place in (finding.location, *(place for _, place in finding.others))
+    ]
+    assert {place.line for place in places if place} == {30, 42}
+
+
+def test_a_wait_of_cute_dsl_is_at_its_line() -> None:
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    import inspect
+
+    import torch
+    from cutlass.cute.runtime import from_dlpack
+    from warpcheck_cases import planted
+
+    from warpcheck import emulate
+
+    with emulate("sm_90a", on_finding="collect") as gpu:
+        tensors = [from_dlpack(torch.zeros(planted.ROWS, planted.COLUMNS)) for _ in range(2)]
+        planted.run_pipeline(*tensors, "deadlock")
+    source = inspect.getsource(planted).splitlines()
+    waits = [place for finding in gpu.findings for _, place in finding.others if place and "wait" in place.ptx_text]
+    assert waits and all("mbarrier_wait" in source[place.line - 1] for place in waits)
+
+
 def test_nvrtc_names_inlined_calls(nvrtc) -> None:
     source = """__device__ __forceinline__ void put(int* p, int v) {
         *p = v;

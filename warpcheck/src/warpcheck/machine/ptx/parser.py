@@ -13,6 +13,9 @@ from warpcheck.machine.ptx import records
 from warpcheck.machine.ptx.scopes import Scopes
 from warpcheck.machine.ptx.text import float_bytes, parse_literal, split_top
 
+# Of a statement of several lines the assembler of the compiler counts on from the line of the statement: .loc in there
+# names lines that are not its own.
+_INLINE_ASSEMBLY = re.compile(r"// begin inline asm$.*?// end inline asm$", re.S | re.M)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _SPACE = re.compile(r"\s+")
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
@@ -53,12 +56,18 @@ class _Parser:
     def __init__(self, text: str) -> None:
         # Comments become spaces and newlines of the same length, so that offsets keep their line numbers.
         self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+        self.assembly = [m.span() for m in _INLINE_ASSEMBLY.finditer(text)]
         self.starts = [0] + [m.end() for m in re.finditer("\n", self.text)]
         self.pos = 0
 
     def line(self, pos: int) -> int:
         """Line number of an offset, from 1."""
         return bisect_right(self.starts, pos)
+
+    def in_assembly(self, pos: int) -> bool:
+        """True if an offset lies in inline assembly."""
+        i = bisect_right(self.assembly, (pos, len(self.text)))
+        return i > 0 and pos < self.assembly[i - 1][1]
 
     def fail(self, message: str, pos: int | None = None) -> PtxSyntaxError:
         pos = self.pos if pos is None else pos
@@ -228,10 +237,10 @@ class _Parser:
         while depth:
             m = _LINE.match(self.text, self.pos)
             if m is not None:
-                if m[1] is not None:
-                    source = _source(m, callers)
-                else:
+                if m[1] is None:
                     code.append(self.instruction(m, scopes, source))
+                elif not self.in_assembly(m.start(1)):
+                    source = _source(m, callers)
                 self.pos = m.end()
                 continue
             if not self.skip():
