@@ -450,6 +450,8 @@ Next Engine::async_copy(Exec& x) {
                         else handed.seen.set(copy->write_slot, copy->write_epoch);
                     }
                     config_.check_letter ? handed.lean_on(self->order) : handed.join(self->order);
+                    // Whoever waits comes after the arrival itself, too: its slot may be used again.
+                    if (races_.enabled) handed.seen.set(self->write_slot, self->write_epoch);
                     arrive(cta, offset, *self, handed);
                 });
                 submit(op);
