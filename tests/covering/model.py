@@ -396,6 +396,7 @@ SPARSE = Model(
         _no("nothing is trained", direction="inference", dlse="yes"),
         _no("nothing is trained", direction="inference", deterministic="yes"),
         _no("a list for each of so many heads takes long", group="128", lists="query_heads"),
+        _no("the dense kernels take blocks of queries", group="128", per="block"),
         _no("rows of pages are copied anyway", form="pages", layout=("heads_first", "padded", "expanded", "unaligned")),
     ),
     {"sm80": (_OF_PARTS,), "sm90": (_OF_PARTS,), "sm100": (_OF_PARTS,), "sm120": (_OF_PARTS,)},
