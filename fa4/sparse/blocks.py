@@ -72,7 +72,7 @@ def _for_pairs(shift: Tensor | int) -> Tensor | int:
 
 
 def _within(rule: Rule, shift: Tensor | int, is_chosen: Tensor, group: int) -> Callable[..., Tensor] | None:
-    """Return what a query attends to in a partial block."""
+    """Return what a query attends to in a partial block. Of a full one it must say so, too: some kernels ask."""
     window, size = rule.window, rule.granularity
     if window is None and not rule.causal:
         return None
@@ -83,12 +83,13 @@ def _within(rule: Rule, shift: Tensor | int, is_chosen: Tensor, group: int) -> C
     def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return distance(b, q_idx, kv_idx) >= 0
 
-    def near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def chosen_or_near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         before = distance(b, q_idx, kv_idx)
-        return (before >= 0) & (before <= window)
+        is_near = (before >= 0) & (before <= window)
+        return is_near | is_chosen[b, h // group, q_idx // size, kv_idx // size]
 
     def causal_or_near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         before = distance(b, q_idx, kv_idx)
         return (before >= 0) & ((before <= window) | is_chosen[b, h // group, q_idx // size, kv_idx // size])
 
-    return causal if window is None else causal_or_near if rule.causal else near
+    return causal if window is None else causal_or_near if rule.causal else chosen_or_near
