@@ -52,7 +52,7 @@ def test_a_window_of_no_lists_is_a_window(granularity, per, seed):
 def test_the_mask_of_blocks_holds_in_full_ones(causal):
     """Some kernels ask it there. The window of the queries is in another block."""
     mask = block_mask(torch.tensor([[[[0]]]], dtype=torch.int32), None, Rule(16, causal, 3), 2, (16, 48), 32, False)
-    assert mask.full_kv_num_blocks.tolist() == [[[1], [1]]] and mask.full_kv_indices[..., 0].eq(0).all()
+    assert mask.full_kv_num_blocks.tolist() == [[[1]]] and mask.full_kv_indices[..., 0].eq(0).all()
     q_idx, kv_idx = torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")
     assert mask.mask_mod(torch.tensor(0), torch.tensor(1), q_idx, kv_idx).all()
 

@@ -141,7 +141,9 @@ def _caches_with(exclusion: Exclusion) -> list[Row]:
     levels = {k: v[0] for k, v in exclusion.levels.items()}
     arrays = (ARRAYS[name] for name in ("caches", "caches-latent"))
     chosen = next(x for x in arrays if all(level in x.model.factors[factor] for factor, level in levels.items()))
-    return [{**row, **levels} for row in chosen.rows()]
+    others = [other for other in chosen.model.exclusions if other is not exclusion]
+    rows = ({**row, **levels} for row in chosen.rows())
+    return [row for row in rows if not any(other.holds(row) for other in others)]
 
 
 def test_a_note_names_the_commit_and_whether_files_differ_from_it(tmp_path, monkeypatch):

@@ -336,6 +336,13 @@ AREAS = (
         ),
         ("tests/test_cli.py", "tests/test_ahead.py"),
     ),
+    Area("ranges of calls", ("fa4/api/call_ranges.py",), ("tests/test_call_ranges.py",)),
+    Area(
+        "compiling elsewhere",
+        ("fa4/runtime/background.py", "fa4/runtime/workers.py"),
+        ("tests/test_background.py", "tests/test_call_ranges.py", "tests/test_ahead.py"),
+    ),
+    Area("growing lengths", ("fa4/torch_ops/growing.py",), ("tests/test_growing.py",)),
     Area(
         "run",
         ("fa4/torch_ops/run/*", "fa4/runtime/memory.py", "fa4/runtime/plan.py"),

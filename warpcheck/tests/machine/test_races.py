@@ -126,7 +126,7 @@ RELAXED_REMOTE = """mapa.shared::cluster.u32 %r10, %r2, 1;
     mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r10+2048];"""
 COMMIT_REMOTE = """.reg .b16 %targets; mov.b16 %targets, 2;
     tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r2+2048], %targets;"""
-# CTA 1 hands on by a relaxed arrival that it waited; warp 1 of it ends last.
+# CTA 1 tells by a relaxed arrival that it waited; warp 1 of it ends last.
 WAITED_BY_OTHERS = f"""setp.ge.u32 %p3, %r0, 32; @%p3 bra LAST; {wait(label="W2")}
     mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2056]; bra DONE; LAST: {wait(barrier="%r2+2056", label="W3")}"""
 TENSOR_MAP = f"""{BARRIER.format(count=1)} @%p0 bra DONE; ld.global.b32 %r5, [%a1]; st.global.b32 [%a1], %r5; EDGE
