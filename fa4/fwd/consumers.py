@@ -86,7 +86,7 @@ def packed_heads(spec: AttentionSpec, extent: ProblemSize, consumers: int, packs
         return packed_heads_of_one(spec)
     rows = consumers * ROWS
     if 2 * extent.max_seqlen_q <= rows:
-        return math.gcd(spec.group, rows)
+        return math.gcd(spec.group, rows & -rows)  # a power of two: TMA stores O of whole queries
     return math.gcd(spec.group, ROWS_PER_WARP) if packs_heads else 1
 
 

@@ -1,5 +1,7 @@
 """Block masks of other block sizes, as kernels walk them: the same pairs are seen."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -50,3 +52,16 @@ def test_the_same_pairs_are_seen(block, heads, mask, seed):
 @pytest.mark.parametrize("block", [(128, 128), (256, 384), (100, 128), (128, 8)], ids=str)
 def test_sizes_that_are_left_alone(block):
     assert not coarse.needs_tiling(block)
+
+
+def test_lists_of_a_table_are_ascending_and_contiguous(seed):
+    """Also those of a transposed table: kernels read rows of lists."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randint(0, 3, (2, 3, 5, 7), generator=generator).to(torch.uint8)
+    for of in (table, table.transpose(2, 3)):
+        for (counts, lists), state in zip((listed(of)[:2], listed(of)[2:]), (PARTIAL, FULL)):
+            assert counts.is_contiguous() and lists.is_contiguous() and counts.dtype == lists.dtype == torch.int32
+            for *place, row in ((*i, of[i]) for i in itertools.product(*map(range, of.shape[:-1]))):
+                expected = (row == state).nonzero().flatten().tolist()
+                assert lists[tuple(place)][: counts[tuple(place)]].tolist() == expected, f"seed {seed}"
+                assert sorted(lists[tuple(place)].tolist()) == [*range(of.shape[-1])]

@@ -355,3 +355,11 @@ def test_every_cta_gets_the_same_share_of_a_causal_problem(seqlen, head_dim):
         work[places - 1 - place if lap % 2 else place] += -(-end // made.cfg.tile_n)
     allowed = {(64, 512): 1.035, (96, 512): 1.025, (128, 512): 1.035, (256, 512): 1.035}.get((head_dim, seqlen), 1.01)
     assert max(work) <= allowed * sum(work) / places
+
+
+@pytest.mark.parametrize("group, rows, packed", [(3, 75, 1), (6, 75, 2), (96, 60, 32), (128, 20, 64), (8, 300, 1)])
+def test_three_consumers_pack_a_power_of_two_of_heads(group, rows, packed):
+    """TMA stores O by 16 rows, of whole queries. A group of three in few rows could not be compiled."""
+    spec = AttentionSpec(torch.bfloat16, 64, 64, group, 1, 0.1)
+    found = Sm90Forward(spec, ProblemSize(1, rows, 145), device.chip_by_number(90), replace(USUAL, consumers=3))
+    assert found.cfg.packed_heads == packed

@@ -139,7 +139,7 @@ def _ordered(selected: Tensor) -> tuple[Tensor, Tensor]:
     count = selected.sum(-1, dtype=torch.int32)
     column = torch.arange(selected.shape[-1], device=selected.device, dtype=torch.int32)
     place = torch.where(selected, before - 1, count[..., None] + column - before)
-    order = torch.empty_like(place).scatter_(-1, place.long(), column.expand_as(place))
+    order = place.new_empty(place.shape).scatter_(-1, place.long(), column.expand_as(place))  # contiguous
     return count, order
 
 
