@@ -114,6 +114,26 @@ def test_who_waited_for_a_lock_that_was_removed_takes_the_new_one(tmp_path):
         assert order == [True] and held
 
 
+def test_an_entry_on_its_way_into_an_emptied_folder_stays(tmp_path, monkeypatch):
+    """Removal of a folder's last entry takes what lies beside it, and nothing that another process adds meanwhile."""
+    folder = tmp_path / ("f" * 16)
+    folder.mkdir()
+    (folder / f"{'a' * 32}.o").write_bytes(b"old")
+    beside, arriving = folder / sorted(disk._BESIDE)[0], folder / f"{'b' * 32}.{'c' * 32}.o"
+    beside.write_text("")
+    files = disk._files
+
+    def then_another(of):
+        found = files(of)
+        if of == folder and {path.name for path in found} == {beside.name}:
+            arriving.write_bytes(b"new")
+        return found
+
+    monkeypatch.setattr(disk, "_files", then_another)
+    assert len(disk.prune(tmp_path, -1, 0)) == 1
+    assert arriving.read_bytes() == b"new" and not beside.exists()
+
+
 _PRUNER = """
 import sys, time
 from pathlib import Path

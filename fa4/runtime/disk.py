@@ -163,8 +163,9 @@ def prune(root: Path, age: float, size: float) -> list[Entry]:
                 with file_lock(lock, wait=False) as held:
                     if held:
                         lock.unlink(missing_ok=True)
-        if {path.name for path in _files(folder)} <= _BESIDE:
-            for path in _files(folder):
+        left = _files(folder)  # once: an entry may be on its way into the folder meanwhile
+        if {path.name for path in left} <= _BESIDE:
+            for path in left:
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
