@@ -80,7 +80,7 @@ class Request(NamedTuple):
 
     @property
     def full_key(self) -> tuple:
-        return self.chip.target, self.chip.emulated, self.key
+        return self.chip.target, self.chip.emulated or is_emulating(), self.key
 
     def is_at_hand(self) -> bool:
         """Whether a call need not wait for the compiler: the kernel is in memory or on disk."""
@@ -179,10 +179,11 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip, names: tuple[str,
         TypeError: the key holds something else, a tensor for example.
         ValueError: nothing can be compiled for the chip.
     """
-    full_key = (chip.target, chip.emulated or is_emulating(), key)
+    request = Request(key, build, chip, names)
+    full_key = request.full_key
     if chip.dry_run is not None:
         _check_plain(key)
-        return chip.dry_run.compile(Request(key, build, chip, names))
+        return chip.dry_run.compile(request)
     launcher = _launchers.get(full_key)
     if launcher is not None:
         return launcher

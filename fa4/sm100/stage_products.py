@@ -12,7 +12,7 @@ from ..pipeline.cursor import Cursor
 from ..pipeline.smem import Tile
 from ..pipeline.tma import TmaTile, tma_load, tma_load_panel
 from .mma import Major, SmemOperand, Umma
-from .stages import CTA_ROWS, PAIR, PANEL_COLUMNS, STAGE_BYTES, column_parts, panels_of_stages
+from .stages import CTA_ROWS, PAIR, PANEL_COLUMNS, STAGE_BYTES, column_parts, panels_by_rows, panels_of_stages
 
 Pieces = list[tuple[cute.Tensor, Int32]]  # matrix and tile index of each piece of a tile, see `Keys.pieces_of`
 
@@ -32,9 +32,7 @@ def load_by_panels(tma: TmaTile, pieces: Pieces, ring: cute.Pointer, cursor: Cur
 def load_by_rows(tma: TmaTile, groups: list[Pieces], ring: cute.Pointer, cursor: Cursor, rank: Int32) -> Cursor:
     """Load this CTA's columns of a right operand, in groups of 64 rows. Returns the cursor after it."""
     for pieces in groups:
-        first_panel = 0
-        for columns in column_parts(tma.tile.columns):
-            panels = columns // PAIR // PANEL_COLUMNS
+        for first_panel, panels in panels_by_rows(tma.tile.columns):
             cursor.wait()
             cursor.expect_tx(panels * tma.tile.panel_bytes, rank)
             stage = ring + cursor.stage * (STAGE_BYTES // 2)
@@ -45,7 +43,6 @@ def load_by_rows(tma: TmaTile, groups: list[Pieces], ring: cute.Pointer, cursor:
                     to = stage + panel * (tma.tile.panel_bytes // 2)
                     tma_load_panel(tma, x, tile, index, to, cursor.barrier(), i)
             cursor = cursor.next()
-            first_panel += PAIR * panels
     return cursor
 
 

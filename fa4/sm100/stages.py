@@ -38,6 +38,13 @@ def column_parts(columns: int) -> list[int]:
     return [min(_MOST_COLUMNS, padded - first) for first in range(0, padded, _MOST_COLUMNS)]
 
 
+def panels_by_rows(columns: int) -> list[tuple[int, int]]:
+    """(first panel, panels in each CTA) of each stage of a group of rows, by rows. CTA r has those from the first one
+    plus r times their number on."""
+    counts = [part // PAIR // PANEL_COLUMNS for part in column_parts(columns)]
+    return [(PAIR * sum(counts[:i]), count) for i, count in enumerate(counts)]
+
+
 def d_columns(columns: int) -> int:
     """Tensor-memory columns of a D with this many columns."""
     return sum(column_parts(columns)) // 2

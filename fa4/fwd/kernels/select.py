@@ -30,7 +30,6 @@ _THREADS = WARP * _WARPS
 _WORDS = 4096  # of a bit map, 32 keys each
 _IN_FLIGHT = 4  # entries of a list that a thread loads before it uses any
 _SMEM = SmemMap(Region("marked", 4 * _WORDS), Region("sums", 4 * _WARPS))
-_SIZES = {"marked": _WORDS, "sums": _WARPS}
 
 
 class SelectTensors(NamedTuple):
@@ -82,7 +81,9 @@ class _Select(Program[SelectConfig]):
         stop = query.end
         if const_expr(cfg.causal):
             stop = cutlass.min(query.position + 1, stop)
-        marked, sums = (cute.make_tensor(_SMEM.pointer(name, Int32), size) for name, size in _SIZES.items())
+        marked, sums = (
+            cute.make_tensor(_SMEM.pointer(name, Int32), nbytes // 4) for name, nbytes in _SMEM.sizes.items()
+        )
         kept = Int32(0)
         for first in cutlass.range(0, stop, 32 * _WORDS, unroll=1):
             words = cutlass.min(cute.ceil_div(stop - first, 32), _WORDS)

@@ -101,7 +101,9 @@ class ForwardExecutor:
     def requests_beside_plan(self) -> list[Request]:
         """Return the kernels of a launch that the plan does not know."""
         plan = self.plan
-        return [COMBINE.request(combine_config(plan.spec, plan.splits, plan.chip), plan.chip)] * (plan.splits > 1)
+        if plan.splits == 1:
+            return []
+        return [COMBINE.request(combine_config(plan.spec, plan.splits, plan.chip), plan.chip)]
 
     @functools.cached_property
     def _join(self) -> Callable[..., None]:

@@ -53,8 +53,8 @@ class WidestConfig(FetchingVariant):
 
     @property
     def kv_load(self) -> KvLoad:
-        is_scattered = self.cache is not None and self.cache.is_scattered and not self.converts_kv
-        return KvLoad.ROWS if is_scattered else super(WidestConfig, self).kv_load
+        load = super(WidestConfig, self).kv_load
+        return KvLoad.ROWS if load is KvLoad.GATHER else load
 
     def _pieces(self, keys: int) -> int:
         if self.kv_load is KvLoad.ROWS:

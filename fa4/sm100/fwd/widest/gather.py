@@ -18,7 +18,7 @@ from ....fwd.device.work import Work
 from ....pipeline.cursor import Cursor
 from ....pipeline.smem import PANEL_ROW_BYTES, Tile
 from ....pipeline.tma import descriptor_of, tma_gather
-from ...stages import CTA_ROWS, PAIR, PANEL_COLUMNS, STAGE_BYTES, column_parts, panels_of_stages
+from ...stages import CTA_ROWS, PAIR, PANEL_COLUMNS, STAGE_BYTES, panels_by_rows, panels_of_stages
 from ..work import key_block
 from .context import WidestContext
 
@@ -118,13 +118,10 @@ class GatheredV(Gathered):
         tile, rank = self.tile, self.context.args.order.rank
         in_stage = cute.arch.lane_idx() // (CTA_ROWS // _ROWS)
         for group in range(self.context.cfg.tile_n // CTA_ROWS):
-            first_panel = 0
-            for columns in column_parts(tile.columns):
-                panels = columns // PAIR // PANEL_COLUMNS
+            for first_panel, panels in panels_by_rows(tile.columns):
                 # Past the last panel load that one again, as `load_by_rows` does.
                 panel = cutlass.min(first_panel + rank * panels + in_stage, tile.panels - 1)
                 kv.wait()
                 self.fill(kv, CTA_ROWS, group * _ROWS, panel, panels)
                 kv = kv.next()
-                first_panel += PAIR * panels
         return kv
