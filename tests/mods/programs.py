@@ -104,7 +104,11 @@ def _shared_temperature(temperature):
 
 
 def _quadratic(a):
-    return lambda score, b, h, q_idx, kv_idx: score**2 * a[h] - torch.abs(score).sqrt() + torch.log(score.abs() + 1.5)
+    # The root stays away from 0, where its derivative has no bound and rounding alone decides the gradients.
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return score**2 * a[h] - (torch.abs(score) + 0.25).sqrt() + torch.log(score.abs() + 1.5)
+
+    return score_mod
 
 
 def _kerple(a, b):
