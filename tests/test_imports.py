@@ -140,3 +140,20 @@ def test_plans_import_no_compiler():
     assert len(modules) > 15
     program = "import importlib, sys\nsys.modules['cutlass'] = None\nfor x in sys.argv[1:]: importlib.import_module(x)"
     subprocess.run([sys.executable, "-c", program, *modules], cwd=PACKAGE.parent, check=True)
+
+
+@pytest.mark.parametrize("order", ("fa4, torch.utils.flop_counter", "torch.utils.flop_counter, fa4"))
+def test_formulas_wait_for_the_counter_of_flops(order):
+    """The counter imports Triton, so fa4 does not import it."""
+    program = f"""if True:
+        import sys, torch
+        first = {order!r}.split(", ")[0]
+        __import__(first)
+        assert first != "fa4" or not {{"torch.utils.flop_counter", "triton"}} & set(sys.modules)
+        import {order}
+        with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+            x = torch.randn(1, 4, 2, 8, requires_grad=True)
+            fa4.flash_attn_func(x, x, x).sum().backward()
+        assert counter.get_total_flops() == 7 * 2 * 2 * 4 * 4 * 8, counter.get_total_flops()
+    """
+    subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, check=True)

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from ..runtime import dispatch, toolchain
 from ..runtime.device import chip_of
 from ..runtime.plan import Layout
 from ..runtime.spec import AttentionSpec, Flags, Saved
-from ..torch_ops import ops
+from ..torch_ops import flops, ops
 from ..torch_ops.run import prepare
 
 _MODULES = {"sm90": "fa4.sm90.sparse.plan"}  # by backend
@@ -76,8 +75,10 @@ ops.library.impl("sparse_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("fa4::sparse_backward", lambda *arguments: None, lib=ops.library)
 
 
-@register_flop_formula(torch.ops.fa4.sparse_backward, get_raw=True)
 def _flops(out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, q: Tensor, *others: Any, **_: Any) -> int:
     """Count S, dQ, dK over the columns of q, and dP, dV over those of v, of whole lists."""
     rows = others[2]
     return 2 * math.prod(q.shape[:2]) * rows.shape[2] * (3 * q.shape[2] + 2 * out.shape[2])
+
+
+flops.register(torch.ops.fa4.sparse_backward, _flops)

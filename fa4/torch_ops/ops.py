@@ -12,7 +12,6 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from ..mods.ir.record import Mods
 from ..runtime import background, dispatch, nvfp4
@@ -216,9 +215,10 @@ def _fake_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mo
 def register_flops(name: str, records: Records, formula: Callable[..., int]) -> None:
     """Register the FLOP formula of an operator, a function of its records by name."""
 
-    @register_flop_formula(getattr(torch.ops.fa4, name), get_raw=True)
     def count(*arguments, out_val=None, **_) -> int:
         return formula(**split(arguments, records))
+
+    flops.register(getattr(torch.ops.fa4, name), count)
 
 
 _GRADIENTS = "Tensor dq, Tensor dk, Tensor dv, Tensor dsink"
