@@ -53,7 +53,7 @@ def _tables(rows: list[dict]) -> Iterator[str]:
     times = {(row["call"], row["commit"]): row for row in rows}
     yield "| call | " + " | ".join(f"commit {commit}" for commit in commits) + " |"
     yield "|---|" + "--:|" * len(commits)
-    for call in dict.fromkeys(row["call"] for row in rows):
+    for call in dict.fromkeys(row["call"] for commit in reversed(commits) for row in rows if row["commit"] == commit):
         found = [times.get((call, commit)) for commit in commits]
         cells = ("" if row is None else _cell(row) for row in found)
         yield f"| {call} | " + " | ".join(cells) + " |"

@@ -20,7 +20,8 @@ _COUNTER = "torch.utils.flop_counter"
 
 
 class _UponImport(importlib.abc.MetaPathFinder):
-    """Registers formulas when torch's counter is imported, which imports Triton: a third of the time of `import fa4`."""
+    """Registers formulas when torch's counter is imported, which imports Triton: a third of the time of
+    `import fa4`."""
 
     def __init__(self) -> None:
         self.formulas: list[tuple[Any, Callable[..., int]]] = []
