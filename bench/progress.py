@@ -35,11 +35,11 @@ from torch.nn.parallel import DistributedDataParallel
 import fa4
 
 from . import machine, overlap
+from .models import Block, Shape
 from .ranks import gathered, join_group, nccl_version, of_first_rank, wait
 from .run import RESULTS
 from .summary import training_lines
 from .timing import Timing
-from .train import Block, Shape
 
 ORDERED = "fa4, deterministic"
 MODES = ("ddp", "fsdp2")

@@ -39,7 +39,8 @@ from fa4.runtime import env, jit
 from fa4.runtime.spec import AttentionSpec, ProblemSize
 
 from . import machine
-from .train import Run, Shape
+from .models import Shape
+from .train import Run
 from .without_gpu import loaded_only
 
 # (head_dim, heads_q, heads_kv)

@@ -32,7 +32,6 @@ from bench import (
     suites,
     summary,
     timing,
-    train,
     tune,
 )
 from bench import sparse as bench_sparse
@@ -404,21 +403,6 @@ def test_in_turns_everybody_follows_everybody_equally_often(n):
 
 def test_a_sweep_needs_its_chip():
     assert "needs an sm_90" in invoke(tune.main, "--chip", 90, "--filter", "fwd d64 full b4 ", code=1)
-
-
-def test_training_takes_turns_and_all_providers_learn_the_same(tmp_path):
-    shape = train.Shape(2, 4, 2, 16, batch=2, seqlen=40, dtype="float32", vocabulary=50)
-    done = train.train(shape, ["fa4", "sdpa"], steps=2, device=torch.device("cpu"))
-    (_, ours), (_, theirs) = done["fa4"], done["sdpa"]
-    assert ours == pytest.approx(theirs, rel=1e-4)
-    assert all(times.repeats == 2 and times.q25_ms > 0 for times, _ in done.values())
-    options = "--layers 1 --heads 2 1 --head-dim 16 --batch 1 --seqlen 20 --steps 2 --dtype float32 --device cpu"
-    file = tmp_path / "rows.jsonl"
-    text = invoke(train.main, "--providers", "fa4,cudnn", *options.split(), "--vocabulary", 20, "--output", file)
-    assert "cudnn is skipped: needs a CUDA device" in text and "tokens/s" in text
-    (row,) = map(json.loads, file.read_text().splitlines())
-    assert (row["suite"], row["provider"], row["seqlen"], row["repeats"]) == ("train", "fa4", 20, 2)
-    assert row["tokens_per_second"] == pytest.approx(20_000 / row["median_ms"])
 
 
 @pytest.mark.parametrize("table, file", [(flex.table, "nvidia-h100-80gb-hbm3_flex"), (mods.table, "emulated_mods")])
