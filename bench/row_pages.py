@@ -17,7 +17,7 @@ def wrapped(part: str) -> str:
     )
 
 
-def rows_by_file(pattern: str, further: str) -> dict[str, list[dict]]:
+def rows_by_file(pattern: str, further: str | None = None) -> dict[str, list[dict]]:
     """Return the committed rows of the files of a pattern, the newest first, then of another one, by file name."""
-    found = [*sorted(RESULTS.glob(pattern), reverse=True), *sorted(RESULTS.glob(further))]
+    found = [*sorted(RESULTS.glob(pattern), reverse=True), *(sorted(RESULTS.glob(further)) if further else ())]
     return {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in found}

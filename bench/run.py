@@ -50,7 +50,7 @@ def _work(
     return backward, dict(zip(("dq", "dk", "dv"), backward()))
 
 
-def _begun(
+def checked_work(
     case: BenchCase,
     provider: Provider,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
@@ -103,7 +103,7 @@ def run_case(
         return [{"provider": provider.name, **facts, "error": what_failed(error)} for provider in providers]
     judge = Judge(case, tensors) if check else None
     with torch.set_grad_enabled(case.direction == "bwd"):
-        begun = {provider.name: _begun(case, provider, tensors, judge, device) for provider in providers}
+        begun = {provider.name: checked_work(case, provider, tensors, judge, device) for provider in providers}
         del judge
         works = {name: work for name, (_, work) in begun.items() if work is not None}
         if graph:

@@ -14,20 +14,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cutlass.cute as cute
 import torch
-from cutlass import Int32
 
 import fa4
-from fa4.bwd.device.semaphores import wait_semaphore
-from fa4.runtime import jit
-from fa4.runtime.device import Chip, chip_of
+from bench.held import Holder
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 SEQLEN = 132 * 128  # a key block of 128 for each SM of an H100
 HEADS, FEW_HEADS = 8, 2  # without a mask an ordered backward of few heads adds to several sums of dQ
 REPEATS, FEW_REPEATS = 200, 50
-HELD_BYTES = 200 << 10
 PLAIN = [
     f"{head_dim} {mask} {order}"
     for head_dim in HEAD_DIMS
@@ -145,47 +140,19 @@ def green(sms: int) -> None:
         say(name, expected[name][0], there, difference(call, found, expected[name][1]))
 
 
-@cute.kernel
-def hold(flag: cute.Tensor):
-    """Until the flag is 1."""
-    wait_semaphore(flag.iterator, Int32(1))
-
-
-@cute.jit
-def launch_hold(flag: cute.Tensor, sms: Int32, stream):
-    """A CTA for each of `sms` SMs, whose shared memory leaves no room for another."""
-    hold(flag).launch(grid=(sms, 1, 1), block=(32, 1, 1), smem=HELD_BYTES, stream=stream)
-
-
-def holder(chip: Chip) -> jit.Launcher:
-    return jit.compile_kernel(
-        launch_hold, jit.fake_tensor(Int32, 1, align=4), Int32(0), jit.current_stream(), chip=chip
-    )
-
-
 def polls(sms: int) -> None:
-    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    holders, own = torch.cuda.Stream(), torch.cuda.Stream()
-    launch = holder(chip_of(flag.device))
+    holder, own = Holder(), torch.cuda.Stream()
     for name in (*CASES, SPLIT):
         call = made(name)
         took, expected = alone(call)
-        with torch.cuda.stream(own):  # all memory and kernels are there before `hold` runs: to load one may wait for it
+        with torch.cuda.stream(own):  # all memory and kernels are there before SMs are held
             call.forward()
             call.run()
-            flag.fill_(1)
-            flag.zero_()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(holders):
-            launch(flag, sms)
-        time.sleep(0.01)
-        with torch.cuda.stream(own):
-            started = time.perf_counter()
-            found = call.run()
-            flag.fill_(1)  # when the attention has ended
-        own.synchronize()
-        there = (time.perf_counter() - started) * 1e3
-        holders.synchronize()
+            with holder.holding(sms):
+                started = time.perf_counter()
+                found = call.run()
+                own.synchronize()
+                there = (time.perf_counter() - started) * 1e3
         say(name, took, there, difference(call, found, expected))
 
 
