@@ -53,6 +53,10 @@ ACQUIRE = f"""{FIRST} @%p0 bra DONE; setp.eq.u32 %p1, %r1, 1; @%p1 bra WAIT;
     WAIT: EDGE setp.eq.u32 %p2, %r3, 0; @%p2 bra WAIT;
     ld.global.b32 %r4, [%a0+4];
     DONE:"""
+# Each CTA adds to a sum, then to the number of CTAs that have ended; the last one sets the sum to 0.
+RESET = f"""{FIRST} @%p0 bra DONE; atom.relaxed.gpu.global.add.u32 %r3, [%a0], 1;
+    EDGE setp.ne.u32 %p1, %r3, 1; @%p1 bra DONE; st.global.b32 [%a0], 0;
+    DONE:"""
 STORE = f"""{SLOT} st.shared.b32 [%r4], %r0; BEFORE bar.sync 0; {FIRST} @%p0 bra DONE;
     cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r2], 128;
     cp.async.bulk.commit_group; AFTER
@@ -267,6 +271,9 @@ PAIRS = [
          options={"grid": 2}),
     Pair("acquire at the scope of the chip", ACQUIRE, "ld.acquire.gpu.global.b32 %r3, [%a0];",
          "ld.acquire.cta.global.b32 %r3, [%a0];", options={"grid": 2}),
+    Pair("last atomic of each CTA, then a plain store", RESET, "atom.acq_rel.gpu.global.add.u32 %r3, [%a0+64], 1;",
+         "atom.relaxed.gpu.global.add.u32 %r3, [%a0+64], 1;", match="write against an earlier atomic write",
+         options={"grid": 2}),
     Pair("release within a cluster", FLAG, "st.release.cluster.global.b32 [%a0], 1;",
          "st.release.cta.global.b32 [%a0], 1;", options=PEERS),
     Pair("proxy fence, generic to async",

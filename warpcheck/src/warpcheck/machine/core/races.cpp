@@ -435,8 +435,12 @@ inline void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t ki
             if (!clear<space>(read, agent)) compare(read, agent, bytes, kind, space);
             if (!(read.bytes & ~bytes)) read = {};
         }
+        // Of atomic writes that nothing orders both are kept: a later plain access must come after either.
+        const auto stays = [&](const Access& write) {
+            return write.kind & kind & kAtomic && !clear<space>(write, agent) && !ordered(write, agent, space);
+        };
         for (Access& write : cell.writes)
-            if (!(write.bytes & ~bytes)) write = {};
+            if (write.epoch && !(write.bytes & ~bytes) && !stays(write)) write = {};
         cell.writes[cell.writes[0].epoch && !cell.writes[1].epoch] = now;
         return;
     }
