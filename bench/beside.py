@@ -49,8 +49,11 @@ python -m bench.beside --page
 A kernel holds 8, 16 or 24 SMs, as NCCL's kernels do, until the attention has ended. Milliseconds on the whole chip,
 then the share: the speed that is left, over the share of the SMs that is left. 1.00 loses its share and no more. More
 than 1 is possible where power or memory is the limit of the whole chip. 2 x 8192 tokens, hidden size 2048, bfloat16.
-"fa4, shared" is what `fa4.distributed` calls while messages are under way: CTAs that begin late have no tiles of their
-own then.
+"fa4, shared" is what `fa4.distributed` calls while messages are under way.
+
+The rows of "fa4" below are of forwards whose tiles belonged to CTAs by index: a CTA that starts late ends late. Since
+then, tiles are taken by an atomic counter, except by CTA pairs, few queries and caches ([Hopper
+forward](../hopper-forward.md)). The last cases compare these schedules, in a run of their own.
 """
 
 
@@ -139,12 +142,13 @@ def share(whole: dict, beside: dict) -> float:
 def table(rows: list[dict]) -> Iterator[str]:
     """Yield the lines of a table of rows."""
     times = {(row["label"], row["provider"], row["held"]): row for row in rows if "median_ms" in row}
-    held = list(dict.fromkeys(sms for *_, sms in times if sms))
+    held = sorted({sms for *_, sms in times if sms})
     yield "| case | provider | ms | " + " | ".join(f"{sms} SMs held" for sms in held) + " |"
     yield "|---|---|--:|" + "--:|" * len(held)
     for label, provider in dict.fromkeys(key[:2] for key in times):
         whole = times[label, provider, 0]
-        cells = (f"{share(whole, times[label, provider, sms]):.2f}" for sms in held)
+        found = (times.get((label, provider, sms)) for sms in held)
+        cells = ("" if row is None else f"{share(whole, row):.2f}" for row in found)
         yield f"| {label} | {provider} | {whole['median_ms']:.2f} | " + " | ".join(cells) + " |"
 
 

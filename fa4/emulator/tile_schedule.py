@@ -68,9 +68,9 @@ def tile_schedule_of(plan: Any, direction: str) -> TileSchedule:
     spec, extent = plan.spec, plan.extent
     if direction == "fwd":
         cfg = plan._forward.cfg
-        scheduler = TileScheduler.STATIC if cfg.persistent else TileScheduler.DYNAMIC
+        scheduler = TileScheduler.STATIC if cfg.persistent and not cfg.has_counter else TileScheduler.DYNAMIC
         sizes, snake = plan._forward.sizes, cfg.snake
-        most = sizes.most_l2_groups if snake else None
+        most = sizes.most_l2_groups if snake or cfg.has_counter else None
         return TileSchedule(
             cfg.rows, cfg.tile_n, scheduler, sizes.l2_group, True, cfg.ctas, snake=snake, most_l2_groups=most
         )

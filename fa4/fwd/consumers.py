@@ -37,11 +37,15 @@ class ConsumerVariant(ForwardVariant):
 
     @property
     def persistent(self) -> bool:
-        return self.schedule is Schedule.PERSISTENT
+        return self.schedule in (Schedule.PERSISTENT, Schedule.COUNTED)
 
     @property
     def snake(self) -> bool:
-        return self.persistent
+        return self.schedule is Schedule.PERSISTENT
+
+    @property
+    def has_counter(self) -> bool:
+        return self.schedule is Schedule.COUNTED
 
     @property
     def has_packed_order(self) -> bool:

@@ -50,6 +50,7 @@ class ForwardKernelArguments:
     left: Int32
     right: Int32
     mods: ModTensors | None
+    counter: cute.Tensor | None  # see `device.queue.CountedQueue`
 
     @property
     def tiles(self) -> Int32:
@@ -100,13 +101,13 @@ class ForwardKernel(ForwardProgram[Config], RoleKernel[Config]):
             cfg.rows, cfg.rows_per_query, sizes.max_seqlen_q, extent(call.q), cu_seqlens, heads, sizes.batch,
             sizes.l2_group, descending=True, cluster=cfg.ctas,
             block_order=sparse_block_order(cfg, call.mods, 0, cfg.rows),
-            most_l2_groups=sizes.most_l2_groups if cfg.snake else None,
+            most_l2_groups=sizes.most_l2_groups if cfg.snake or cfg.has_counter else None,
         )  # fmt: skip
         splits = sizes.splits if cfg.split else None
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = ForwardKernelArguments(
             maps, *plain, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, part_blocks,
-            *scalars, call.mods,
+            *scalars, call.mods, call.counter,
         )  # fmt: skip
         ctas = args.tiles * cfg.ctas
         self.start(args, cfg, cutlass.min(ctas, sizes.ctas // cfg.ctas * cfg.ctas) if cfg.persistent else ctas, stream)

@@ -17,6 +17,7 @@ from ..mods.ir.record import Mods
 from ..mods.ir.tensors import kernel_mods
 from ..runtime import jit
 from ..runtime.choice import Choice
+from ..runtime.counters import tile_counter
 from ..runtime.device import Chip
 from ..runtime.dsl import cutlass
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, ProblemSize
@@ -76,7 +77,7 @@ class ForwardDirection(Generic[Config]):
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
         self._has_8bit_q, self._has_bytes = cfg.operands is not None, cfg.has_bytes
         self._has_block_scales = cfg.has_block_scales
-        self._is_nvfp4 = cfg.is_nvfp4
+        self._is_nvfp4, self._has_counter = cfg.is_nvfp4, cfg.has_counter
         self._has_cache_tensors = (
             cfg.has_factors or cfg.has_block_scales or (cfg.cache is not None and cfg.cache.has_tensors)
         )
@@ -104,7 +105,8 @@ class ForwardDirection(Generic[Config]):
         scalars, sizes = self._fixed_arguments
         if self._varlen:  # one plan serves many lengths
             sizes = (inputs.max_seqlen_q, inputs.cu_seqlens_q.shape[0] - 1, *self._fixed_sizes)
-        self._launcher(inputs[:8], out, lse, scalars, sizes, mod_tensors, cache_tensors)
+        counter = tile_counter(inputs.q.device) if self._has_counter else None
+        self._launcher(inputs[:8], out, lse, scalars, sizes, mod_tensors, cache_tensors, counter)
 
     def for_extent(self, extent: ProblemSize) -> Self:
         """Return the same kernel for another size of the same spec; tuned values, such as L2 groups, stay."""

@@ -12,6 +12,7 @@ from ..core.cache import CacheTensors
 from ..core.program import Program
 from ..core.sequence import Lengths, align_strides, as_columns, as_matrices, in_parts
 from ..core.traced import ModTensors
+from ..runtime import jit
 from . import plan
 from .variant import Config
 
@@ -31,6 +32,7 @@ class ForwardArguments(NamedTuple):
     sizes: plan.LaunchSizes
     mods: ModTensors | None
     cache: CacheTensors | None
+    counter: cute.Tensor | None
 
 
 class ForwardProgram(Program[Config]):
@@ -51,6 +53,7 @@ class ForwardProgram(Program[Config]):
         sizes: plan.LaunchSizes,
         mods: ModTensors | None,
         cache: CacheTensors | None,
+        counter: cute.Tensor | None,
         cfg: cutlass.Constexpr,
         stream,
     ):
@@ -59,14 +62,14 @@ class ForwardProgram(Program[Config]):
         Args:
             out: like q, with the columns of v; with split-KV float32 with a leading axis of parts.
             lse: (batch, heads, rows), or varlen (heads, rows), float32; parts as in out.
+            counter: see `fa4.runtime.counters`; None unless `cfg.has_counter`.
         """
         q, k, v = as_matrices(inputs.q, cfg.packed_heads), as_matrices(inputs.k), as_matrices(inputs.v)
         out = in_parts(align_strides(out), as_matrices, cfg.packed_heads, cfg.split)
         lse = in_parts(lse, as_columns, cfg.packed_heads, cfg.split)
         mods = ModTensors.of(mods)
-        self.begin(
-            ForwardArguments(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods, cache), cfg, stream
-        )
+        call = ForwardArguments(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods, cache, counter)
+        self.begin(call, cfg, stream)
 
     def begin(self, call: ForwardArguments, cfg: Config, stream: Any) -> None:
         """Start the kernel, from inside a `cute.jit` host function."""
@@ -75,4 +78,5 @@ class ForwardProgram(Program[Config]):
     def fake_args(self, cfg: Config) -> tuple:
         out, lse = fake_results(cfg, cfg.split)
         numbers = fake_numbers(self.scalars), fake_numbers(plan.LaunchSizes)
-        return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods), CacheTensors.fake(cfg)
+        counter = jit.fake_tensor(cutlass.Int32, 1, align=4) if cfg.has_counter else None
+        return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods), CacheTensors.fake(cfg), counter

@@ -41,6 +41,7 @@ class Schedule(enum.Enum):
     SINGLE = "one tile a CTA"
     PACKED = "one tile a CTA, for packed sequences only as many as their rows may need"
     PERSISTENT = "as many CTAs as fit, each takes tiles in snake order"
+    COUNTED = "as many CTAs as fit, each takes the next tile by a counter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,11 @@ class ForwardOptions(variant.Variant):
     packed_heads: int = 1
     split: bool = False
     fixed_parts: bool = False
+
+    @property
+    def has_counter(self) -> bool:
+        """Whether the CTAs of a persistent grid take tiles by a counter, so late CTAs have no tiles of their own."""
+        return False
 
     @staticmethod
     def options(spec: AttentionSpec, packed_heads: int, splits: int) -> dict[str, Any]:

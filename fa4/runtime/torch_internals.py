@@ -48,6 +48,9 @@ autocast_anywhere = entry("_C._is_any_autocast_enabled", _yes, _is_bool)
 # whether torch.func.vmap maps a tensor
 is_mapped = entry("_C._functorch.is_batchedtensor", lambda x: True, lambda found: not found(torch.empty(0)))
 _driver_version: Callable[[], int] = entry("_C._cuda_getDriverVersion", lambda: 0, callable)
+current_raw_stream: Callable[[int], int] = entry(
+    "_C._cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream, callable
+)
 current_cuda_device = entry("_C._cuda_getDevice", torch.cuda.current_device, callable)  # requires a CUDA tensor
 
 

@@ -25,7 +25,7 @@ def kept() -> Answers:
 @pytest.mark.parametrize("name", CASES)
 def test_an_h100_answers_as_the_emulator_does(name: str, kept: Answers) -> None:
     here = answers.emulated(CASES[name], kept.chip, kept.sms)
-    if here.tiles != kept.of[name].tiles:
+    if not here.has_sums_of(kept.of[name]):
         pytest.skip(f"since the H100 answered the case got other tiles: {here.tiles}")
     rows = answers.rows(name, kept.of[name].tensors, here.tensors)
     assert not [str(row) for row in rows if not row.agrees]

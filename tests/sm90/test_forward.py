@@ -11,10 +11,11 @@ from warpcheck.machine import Checks
 
 from fa4.core.order import Order
 from fa4.emulator import emulate
+from fa4.fwd import plan as fwd_plan
 from fa4.fwd.variant import Schedule
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
-from fa4.runtime import device
+from fa4.runtime import counters, device
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Sm90Forward, configure
@@ -71,9 +72,24 @@ def test_schedules_blocks_and_thresholds(seed):
     problem = cases.make(case, seed)
     usual = tiles_for(problem.spec, CHIP, problem.inputs.extent).row
     assert usual.ping_pong and usual.consumers == 2 and usual.tile_n == 64
-    for row in (usual, replace(usual, schedule=Schedule.SINGLE, rescale_threshold=0.0, tile_n=80, consumers=3)):
+    assert usual.schedule is Schedule.COUNTED
+    others = replace(usual, schedule=Schedule.SINGLE, rescale_threshold=0.0, tile_n=80, consumers=3)
+    for row in (usual, others, replace(usual, schedule=Schedule.PERSISTENT)):
         out, lse = KERNELS.forward(problem, seed, "random", row)
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{row}, seed {seed}")
+
+
+def test_tiles_are_taken_by_a_counter_that_ends_at_zero(seed, monkeypatch):
+    """Twice by the same one. One CTA at a time runs in odd orders: the first one takes all tiles."""
+    counter = torch.zeros(counters.NUMBERS, dtype=torch.int32)
+    monkeypatch.setattr(fwd_plan, "tile_counter", lambda device: counter)
+    case = Case("many tiles", batch=2, seqlen_q=600, seqlen_k=500, heads_q=3, heads_kv=1, head_dim=64)
+    problem = cases.make(case, seed)
+    row = ForwardTiles(2, 128, ping_pong=False)
+    for order in (seed, seed + 1):
+        out, lse = KERNELS.forward(problem, order, "random", row)
+        cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {order}")
+        assert not counter.any()
 
 
 PAIRS = (  # where both CTAs have rows, one has none, keys end in the other's half of a block
@@ -87,7 +103,7 @@ PAIRS = (  # where both CTAs have rows, one has none, keys end in the other's ha
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
 def test_pairs_of_ctas_share_keys(case, seed):
     problem = cases.make(case, seed)
-    row = replace(tiles_for(problem.spec, CHIP, ProblemSize(1, 4096, 4096)).row, ctas=2)
+    row = replace(tiles_for(problem.spec, CHIP, ProblemSize(1, 4096, 4096)).row, ctas=2, schedule=Schedule.PERSISTENT)
     out, lse = KERNELS.forward(problem, seed, "random", row)
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
@@ -181,7 +197,8 @@ def test_every_head_dim_fits_the_chip():
 def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1, window_right=0 if causal else None)
     tiles = tiles_for(spec, CHIP, ProblemSize(1, seqlen, seqlen)).row
-    assert (tiles.consumers, tiles.tile_n) == expected and tiles.schedule is Schedule.PERSISTENT
+    schedules = {1: Schedule.COUNTED, 2: Schedule.PERSISTENT}  # by CTAs of a tile
+    assert (tiles.consumers, tiles.tile_n) == expected and tiles.schedule is schedules[tiles.ctas]
     packed = tiles_for(replace(spec, varlen=True), CHIP, ProblemSize(1, seqlen, seqlen)).row
     usual = (2, 128) if dims == (192, 128) else expected
     assert (packed.consumers, packed.tile_n, packed.schedule) == (*usual, Schedule.PACKED)
@@ -189,7 +206,7 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     short = tiles_for(replace(spec, varlen=True, heads_q=128), CHIP, ProblemSize(1, 2, 2)).row
     assert short.schedule is Schedule.SINGLE
     long = tiles_for(spec, CHIP, ProblemSize(1, 65536, 65536)).row
-    assert long.schedule is (Schedule.SINGLE if causal else Schedule.PERSISTENT)
+    assert long.schedule is (Schedule.SINGLE if causal else schedules[long.ctas])
 
 
 @pytest.mark.parametrize(
@@ -272,17 +289,27 @@ def test_heads_that_share_tiles(dims, seqlen, heads, changes, expected):
     assert (plan.cfg.consumers, plan.cfg.tile_n, plan.cfg.packed_heads) == expected
 
 
-def test_on_a_shared_chip_the_hardware_hands_out_tiles():
-    """A CTA of a persistent grid that waits for a multiprocessor would do its share late. Other rows stay."""
-    chip, extent = device.chip_by_number(90), ProblemSize(1, 4096, 4096)
-    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, window_right=0)
-    for of, alone, beside in (
-        (spec, Schedule.PERSISTENT, Schedule.SINGLE),
-        (replace(spec, varlen=True), Schedule.PACKED, Schedule.PACKED),
-    ):
-        plans = [Sm90Forward(of, extent, on) for on in (chip, replace(chip, shared=True))]
-        assert [plan.cfg.schedule for plan in plans] == [alone, beside]
-        assert replace(plans[0].cfg, schedule=beside) == plans[1].cfg
+@pytest.mark.parametrize(
+    "changes, rows, expected",
+    [
+        ({}, 4096, Schedule.COUNTED),
+        ({"varlen": True}, 4096, Schedule.PACKED),
+        ({}, 16, Schedule.PERSISTENT),  # memory-bound: a CTA has one tile, and the counter would take a microsecond
+        ({"cache": CacheSpec(page_size=128)}, 4096, Schedule.PERSISTENT),
+    ],
+    ids=str,
+)
+def test_the_schedule_of_a_problem(changes, rows, expected):
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, window_right=0, **changes)
+    for chip in (CHIP, replace(CHIP, shared=True)):
+        assert Sm90Forward(spec, ProblemSize(1, rows, 4096), chip).cfg.schedule is expected
+
+
+@pytest.mark.parametrize("changes, ctas", [({"cache": CacheSpec(page_size=128)}, 1), ({}, 2)], ids=str)
+def test_counters_of_caches_and_pairs_are_refused(changes, ctas):
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, **changes)
+    with pytest.raises(ValueError, match="take no tiles by a counter"):
+        configure(spec, ProblemSize(1, 4096, 4096), CHIP, replace(USUAL, ctas=ctas))
 
 
 @pytest.mark.parametrize("changes", [{"varlen": True}, {"has_seqused_k": True}, {"cache": CacheSpec(page_size=128)}])

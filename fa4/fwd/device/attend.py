@@ -30,7 +30,7 @@ def attend(context: ForwardContext, consumer: Consumer, softmax: Softmax, q: Cur
     consumer.ping_pong.start()
     consumer.o.fill(0.0)
 
-    queue = Queue.first(context)
+    queue = Queue.first(context, "compute")
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:

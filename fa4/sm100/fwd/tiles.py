@@ -17,6 +17,7 @@ from ...runtime.conditions import (
     MANY,
     MXFP8,
     NVFP4,
+    PAIRS,
     SCATTERED,
     VARLEN,
     TuningCase,
@@ -142,7 +143,7 @@ SCHEDULES = (
          "tiles differ in length, some are empty: the hardware starts the next CTA when one ends"),
     # With a window bounded on both sides, all tiles but the first and last ones have the same length.
     Rule("persistent", FULL | LEFT, Schedule.PERSISTENT, "all tiles have one length"),
-    Rule("single, pairs", Condition("CTA pairs", lambda case: case.ctas == 2), Schedule.SINGLE,
+    Rule("single, pairs", PAIRS, Schedule.SINGLE,
          "tiles differ in length, and pairs cannot take over work: the hardware starts the next CTA when one ends"),
     Rule("dynamic", OTHERWISE, Schedule.DYNAMIC,
          "tiles differ in length: a CTA takes the next, longest first, while the previous one ends"),

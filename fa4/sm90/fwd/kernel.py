@@ -12,6 +12,7 @@ or loads them itself. A gather warpgroup copies rows that TMA cannot load.
 
 from __future__ import annotations
 
+from ...fwd.device.queue import INDEX_BYTES
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
 from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every
@@ -58,6 +59,9 @@ def channels(cfg: Sm90ForwardConfig) -> ChannelTable:
         else:
             ring = f"{source}_compute_{x}", source, consumers, filled_by, By.WGMMA, cfg.stages, memory
             kv_channels.append(Channel(*ring, *shared))
+    if cfg.has_counter:
+        index = Channel("load_all_index", "load", (consumers, "load"), By.WARP, By.WARP, 1, Carries.SMEM)
+        kv_channels.append(index)
     return ChannelTable((queries, *kv_channels), roles(cfg))
 
 
@@ -79,6 +83,7 @@ def smem_map(cfg: Sm90ForwardConfig, table: ChannelTable) -> SmemMap:
         *fp8_regions,
         *(() if cfg.out_store is OutStore.DIRECT else (out,)),
         Region("barriers", table.nbytes, align=8),
+        *((Region("index", INDEX_BYTES, align=4),) if cfg.has_counter else ()),
     )
 
 
