@@ -27,8 +27,7 @@ def find(rows: cute.Tensor, count: Int32, k: cute.Tensor, front: cute.Tensor, fo
     none = Int32(0)
     before = load_front(context)
     found[cute.arch.lane_idx()] = first_block(context, SparseWork(none, none, none, none, none, count), before)
-    if cute.arch.lane_idx() == 0:
-        advance(context, before, row)
+    advance(context, before, row)
 
 
 @cute.jit

@@ -61,8 +61,7 @@ def add_blocks(
         if const_expr(context.cfg.has_front):
             prefetch_sums(context, work, work.block(start, n + 1), columns, target)
             if const_expr(front is not None):
-                if cute.arch.lane_idx() == 0:
-                    advance(context, front, rows[0])
+                advance(context, front, rows[0])
         staged.wait()
         cute.arch.fence_proxy("async.shared", space="cta")
         for i in cutlass.range_constexpr(_ROWS):

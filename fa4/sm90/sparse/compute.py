@@ -1,7 +1,7 @@
 """Compute roles, one warpgroup each: dV or dK of every block, and P, dS and dQ of 64 rows, see `kernel`.
 
-Waits:   add_dV_all_start.full, gather_both_{Q,K}.full, gather_scores_V.full, scores_dV_P.{free,full}, scores_dQ_dS.{free,full},
-         dV_add_dV.free, dK_add_dK.free
+Waits:   add_dV_all_start.full, gather_both_{Q,K}.full, gather_scores_V.full, scores_dV_P.{free,full},
+         scores_dQ_dS.{free,full}, dV_add_dV.free, dK_add_dK.free
 Signals: gather_both_K.free, gather_scores_V.free, scores_dV_P.{full,free}, scores_dQ_dS.{full,free},
          dV_add_dV.full, dK_add_dK.full
 """

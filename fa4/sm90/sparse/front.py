@@ -47,11 +47,11 @@ def first_block(context: SparseContext, work: SparseWork, front: Int32) -> Int32
     return Int32(cutlass.select_(first < work.blocks, first, Int32(0)))
 
 
-def advance(context: SparseContext, front: Int32, row: Int32) -> None:
-    """One thread: tell that this CTA, which found `front`, has come to a row."""
-    keys = cute.size(context.args.tensors.k, mode=[0])
-    ahead = row - front % keys
-    ahead = cutlass.select_(ahead < 0, ahead + keys, ahead)
-    cute.arch.red(
-        context.args.tensors.front.iterator, front + Int32(ahead), op="max", dtype="s32", sem="relaxed", scope="gpu"
-    )
+@cute.jit
+def advance(context: cutlass.Constexpr[SparseContext], front: Int32, row: Int32):
+    """Whole warp: tell that this CTA, which found `front`, has come to the first lane's row."""
+    if cute.arch.lane_idx() == 0:
+        keys = cute.size(context.args.tensors.k, mode=[0])
+        ahead = row - front % keys
+        come_to = front + Int32(cutlass.select_(ahead < 0, ahead + keys, ahead))
+        cute.arch.red(context.args.tensors.front.iterator, come_to, op="max", dtype="s32", sem="relaxed", scope="gpu")

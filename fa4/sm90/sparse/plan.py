@@ -62,8 +62,8 @@ def exceed_l2(sums: tuple[Tensor, Tensor], chip: Chip) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _config(
-    dtype: torch.dtype, group: int, head_dim: int, head_dim_v: int, has_dlse: bool, deterministic: bool, has_front: bool,
-    chip: Chip,
+    dtype: torch.dtype, group: int, head_dim: int, head_dim_v: int, has_dlse: bool, deterministic: bool,
+    has_front: bool, chip: Chip,
 ) -> SparseBackwardConfig:  # fmt: skip
     spec = AttentionSpec(dtype, head_dim, head_dim_v, group, 1, 1.0, needs_backward=True, deterministic=deterministic)
     fields = Variant.fields(spec, backward=True, has_dlse=has_dlse)
