@@ -63,5 +63,6 @@ def test_lists_of_a_table_are_ascending_and_contiguous(seed):
             assert counts.is_contiguous() and lists.is_contiguous() and counts.dtype == lists.dtype == torch.int32
             for *place, row in ((*i, of[i]) for i in itertools.product(*map(range, of.shape[:-1]))):
                 expected = (row == state).nonzero().flatten().tolist()
-                assert lists[tuple(place)][: counts[tuple(place)]].tolist() == expected, f"seed {seed}"
-                assert sorted(lists[tuple(place)].tolist()) == [*range(of.shape[-1])]
+                assert counts[tuple(place)] == len(expected), f"seed {seed}"
+                rest = [0] * (of.shape[-1] - len(expected))
+                assert lists[tuple(place)].tolist() == expected + rest, f"seed {seed}"
