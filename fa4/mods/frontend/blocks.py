@@ -139,7 +139,7 @@ def listed(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # Blocks that are not selected go to a place before the first one.
     lists = torch.zeros(*selected.shape[:-1], columns + 1, dtype=torch.int32, device=table.device)
     lists.scatter_(-1, upto * selected, column.expand_as(upto))
-    counts = upto[..., -1].int()
+    counts = selected.sum(-1, dtype=torch.int32)
     partial, full = lists[..., 1:].contiguous()
     return counts[0], partial, counts[1], full
 
