@@ -42,7 +42,7 @@ def block_mask(
     chosen = indices.clamp(-1, columns).long() + 1
     table = torch.zeros(batch, queries, lists, columns + 2, dtype=torch.uint8, device=indices.device)
     table = table.scatter_(3, chosen, FULL)[..., 1:-1].transpose(1, 2)
-    is_chosen = table == FULL if rule.window is not None else table
+    is_chosen = table == FULL if rule.causal and rule.window is not None else table
     # Keys of a column's first one before a row's first query: (batch or 1, 1, queries, columns).
     first, key = (torch.arange(0, n * size, size, device=indices.device) for n in (queries, columns))
     before = (first[:, None] - key)[None, None] + _for_tables(shift)
@@ -77,7 +77,7 @@ def _for_tables(shift: Tensor | int) -> Tensor | int:
 
 
 def _within(rule: Rule, shift: Tensor | int, is_chosen: Tensor, group: int) -> Callable[..., Tensor] | None:
-    """Return what a query attends to in a partial block. Of a full one it must say so, too: some kernels ask."""
+    """Return what a query attends to in a partial block."""
     window, size = rule.window, rule.granularity
     if window is None and not rule.causal:
         return None
@@ -88,13 +88,12 @@ def _within(rule: Rule, shift: Tensor | int, is_chosen: Tensor, group: int) -> C
     def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return distance(b, q_idx, kv_idx) >= 0
 
-    def chosen_or_near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         before = distance(b, q_idx, kv_idx)
-        is_near = (before >= 0) & (before <= window)
-        return is_near | is_chosen[b, h // group, q_idx // size, kv_idx // size]
+        return (before >= 0) & (before <= window)
 
     def causal_or_near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         before = distance(b, q_idx, kv_idx)
         return (before >= 0) & ((before <= window) | is_chosen[b, h // group, q_idx // size, kv_idx // size])
 
-    return causal if window is None else causal_or_near if rule.causal else chosen_or_near
+    return causal if window is None else causal_or_near if rule.causal else near
