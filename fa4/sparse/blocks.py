@@ -43,9 +43,10 @@ def block_mask(
     table = torch.zeros(batch, queries, lists, columns + 2, dtype=torch.uint8, device=indices.device)
     table = table.scatter_(3, chosen, FULL)[..., 1:-1].transpose(1, 2)
     is_chosen = table == FULL if rule.causal and rule.window is not None else table
-    # Keys of a column's first one before a row's first query: (batch or 1, 1, queries, columns).
-    first, key = (torch.arange(0, n * size, size, device=indices.device) for n in (queries, columns))
-    before = (first[:, None] - key)[None, None] + _for_tables(shift)
+    if rule.causal or rule.window is not None:
+        # How many keys the first one of a block comes before the first query: (batch or 1, 1, queries, columns).
+        first, key = (torch.arange(0, n * size, size, device=indices.device) for n in (queries, columns))
+        before = (first[:, None] - key)[None, None] + _for_tables(shift)
     if rule.causal:
         # 2: keys of a block come before its queries. 0: they come after.
         most = (before > -size).to(torch.uint8) + (before >= size - 1)
