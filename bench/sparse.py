@@ -265,11 +265,16 @@ def predicted_table(rows: list[dict]) -> str:
 
 
 def table(rows: list[dict]) -> str:
-    """Rows of a file as markdown: predicted ones, the cases of latents, or all others."""
+    """Rows of a file as markdown: predicted ones; or those of lists, then those of latents."""
     if "provider" in rows[0]:
         return predicted_table(rows)
-    if SparseCase(**rows[0]["case"]).latent is not None:
-        return latents_table(rows)
+    parts: tuple[list[dict], list[dict]] = ([], [])
+    for row in rows:
+        parts[SparseCase(**row["case"]).latent is not None].append(row)
+    return "\n\n".join(show(part) for show, part in zip((lists_table, latents_table), parts) if part)
+
+
+def lists_table(rows: list[dict]) -> str:
     names = [f"{who} {direction}" for direction, columns in _COLUMNS.items() for who in columns]
     shares = "fa4 forward", "fa4 backward", "deterministic backward"
     head = [
@@ -288,6 +293,7 @@ def table(rows: list[dict]) -> str:
 
 
 def latents_table(rows: list[dict]) -> str:
+    """Of calls in a row, and of a few after a rest."""
     columns = "fa4 forward", "fa4 rested", "product forward", "product rested"
     head = "keys", "ms", "TFLOP/s", "after a rest", "matrix product", "after a rest", "of 640, after a rest", "error"
     lines = [f"| {' | '.join(head)} |", "|" + "--:|" * len(head)]

@@ -434,3 +434,6 @@ def test_lists_of_latents_are_measured_and_checked_without_a_gpu(monkeypatch):
     row = bench_sparse.fields(bench_sparse.measure_latents(case, 0.001, False, torch.device("cpu"), 16))
     assert row["error"] < 0.02 and set(row["ms"]) == set(row["tflops"]) and "fa4 rested" in row["ms"]
     assert case.flops == 2 * 32 * 16 * 4 * (32 + 16)
+    lists = bench_sparse.SparseCase("small", 32, 96, 4, 2, 16, 16)
+    other = bench_sparse.fields(bench_sparse.measure(lists, 0.001, False, False, torch.device("cpu")))
+    assert bench_sparse.table([row, other]) == "\n\n".join(bench_sparse.table([x]) for x in (other, row))

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import fa4
-from fa4.sparse.blocks import block_mask
 from fa4.sparse.selection import Layout, Places, Rule, in_memory, selected_rows
 
 
@@ -46,15 +45,6 @@ def test_a_window_of_no_lists_is_a_window(granularity, per, seed):
     none = torch.full((2, rows, 1, 1), -1, dtype=torch.int32)
     out = fa4.sparse_attention(q, k, v, none, granularity=granularity, per=per, causal=True, window=7)
     torch.testing.assert_close(out, fa4.flash_attn_func(q, k, v, causal=True, window_size=(7, None)))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_mask_of_blocks_holds_in_full_ones(causal):
-    """Some kernels ask it there. The window of the queries is in another block."""
-    mask = block_mask(torch.tensor([[[[0]]]], dtype=torch.int32), None, Rule(16, causal, 3), 2, (16, 48), 32, False)
-    assert mask.full_kv_num_blocks.tolist() == [[[1]]] and mask.full_kv_indices[..., 0].eq(0).all()
-    q_idx, kv_idx = torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")
-    assert mask.mask_mod(torch.tensor(0), torch.tensor(1), q_idx, kv_idx).all()
 
 
 def test_a_query_without_keys_has_out_0_and_the_lse_of_the_sink(seed):

@@ -151,7 +151,7 @@ def backward(
     """Return dq, dk and dv of `attend`. saved: shaped as its results."""
     heads, by_kernel = Heads(pattern.lists, q.shape[1], k.shape[1]), _has_kernel(q, flags.backend)
     dtype = compute_dtype(q.dtype)
-    dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sums = [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v)]
     if pattern.keep and q.numel() and k.shape[0] and pattern.layout.batch:
         backend = native.backend_of(q, k, v, heads.group, flags)
@@ -180,6 +180,8 @@ def backward(
             )
             if flags.deterministic:
                 _add_in_order(totals, rows, count, targets)
+    else:
+        dq.zero_()
     return dq, *(total.to(x.dtype) for total, x in zip(sums, (k, v)))  # type: ignore[return-value]
 
 

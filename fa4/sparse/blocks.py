@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..mods.frontend.blocks import FULL, PARTIAL, listed
+from ..mods.frontend.blocks import FULL, IS_ASCENDING, PARTIAL, listed
 from .selection import Rule
 
 
@@ -35,22 +35,25 @@ def block_mask(
     size = rule.granularity
     batch, queries, lists, blocks = indices.shape
     columns = -(-longest[1] // size)
-    is_listed = indices >= 0
     if counts is not None:
-        is_listed = is_listed & (torch.arange(blocks, device=indices.device) < counts[..., None])
-    chosen = torch.where(is_listed, indices, columns).clamp(max=columns).long()  # blocks past the last are not there
-    table = torch.zeros(batch, queries, lists, columns + 1, dtype=torch.uint8, device=indices.device)
-    table = table.scatter_(3, chosen, FULL)[..., :columns].transpose(1, 2)
-    is_chosen = table == FULL
-    query = torch.arange(queries, device=indices.device)[:, None]
-    first = query[None] * size + _for_pairs(shift)  # (batch or 1, queries, 1)
-    key = torch.arange(columns, device=indices.device) * size
+        is_listed = torch.arange(blocks, device=indices.device) < counts[..., None]
+        indices = torch.where(is_listed, indices, -1)
+    # Blocks that are not there go to a column before the first or after the last one.
+    chosen = indices.clamp(-1, columns).long() + 1
+    table = torch.zeros(batch, queries, lists, columns + 2, dtype=torch.uint8, device=indices.device)
+    table = table.scatter_(3, chosen, FULL)[..., 1:-1].transpose(1, 2)
+    is_chosen = table == FULL if rule.causal and rule.window is not None else table
+    if rule.causal or rule.window is not None:
+        # How many keys the first one of a block comes before the first query: (batch or 1, 1, queries, columns).
+        first, key = (torch.arange(0, n * size, size, device=indices.device) for n in (queries, columns))
+        before = (first[:, None] - key)[None, None] + _for_tables(shift)
     if rule.causal:
-        table = torch.where(is_chosen & (key + size - 1 > first)[:, None], PARTIAL, table)
-        table = torch.where((key > first + size - 1)[:, None], 0, table)
+        # 2: keys of a block come before its queries. 0: they come after.
+        most = (before > -size).to(torch.uint8) + (before >= size - 1)
+        table = torch.minimum(table, most)
     if rule.window is not None:
-        is_near = (key <= first + size - 1) & (key + size > first - rule.window)
-        table = torch.where((table == 0) & is_near[:, None], PARTIAL, table)
+        is_near = (before > -size) & (before < size + rule.window)
+        table = torch.where((table == 0) & is_near, PARTIAL, table)
     # Lists for all heads have one head.
     of_heads = table if lists == 1 else table.repeat_interleave(heads // lists, 1)
     names = ("num_blocks", "indices")
@@ -64,15 +67,18 @@ def block_mask(
         for (kind, name), x in zip(itertools.product(("", "full_"), names), of_side)
     }
     mask_mod = _within(rule, shift, is_chosen, heads // lists) or noop_mask
-    return BlockMask(longest, **named, BLOCK_SIZE=(size, size), mask_mod=mask_mod)
+    mask = BlockMask(longest, **named, BLOCK_SIZE=(size, size), mask_mod=mask_mod)
+    if not torch.compiler.is_compiling():
+        setattr(mask, IS_ASCENDING, True)
+    return mask
 
 
-def _for_pairs(shift: Tensor | int) -> Tensor | int:
-    return shift[:, None, None] if isinstance(shift, Tensor) else shift
+def _for_tables(shift: Tensor | int) -> Tensor | int:
+    return shift[:, None, None, None] if isinstance(shift, Tensor) else shift
 
 
 def _within(rule: Rule, shift: Tensor | int, is_chosen: Tensor, group: int) -> Callable[..., Tensor] | None:
-    """Return what a query attends to in a partial block. Of a full one it must say so, too: some kernels ask."""
+    """Return what a query attends to in a partial block."""
     window, size = rule.window, rule.granularity
     if window is None and not rule.causal:
         return None
@@ -83,13 +89,12 @@ def _within(rule: Rule, shift: Tensor | int, is_chosen: Tensor, group: int) -> C
     def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return distance(b, q_idx, kv_idx) >= 0
 
-    def chosen_or_near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         before = distance(b, q_idx, kv_idx)
-        is_near = (before >= 0) & (before <= window)
-        return is_near | is_chosen[b, h // group, q_idx // size, kv_idx // size]
+        return (before >= 0) & (before <= window)
 
     def causal_or_near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         before = distance(b, q_idx, kv_idx)
         return (before >= 0) & ((before <= window) | is_chosen[b, h // group, q_idx // size, kv_idx // size])
 
-    return causal if window is None else causal_or_near if rule.causal else chosen_or_near
+    return causal if window is None else causal_or_near if rule.causal else near

@@ -291,7 +291,12 @@ AREAS = (
             "fa4/bwd/launchers.py",
         ),
         ("tests/test_sparse.py",),
-        ("tests/test_select.py", "tests/test_ordered_sums.py", "tests/sm90/test_sparse.py"),
+        (
+            "tests/test_select.py",
+            "tests/test_ordered_sums.py",
+            "tests/sm90/test_sparse.py",
+            "tests/sm90/test_sparse_front.py",
+        ),
     ),
     Area(
         "indexer",

@@ -2,7 +2,7 @@
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -172,6 +172,22 @@ def test_gradients(case, seed):
 
 
 @pytest.mark.rotates(2)
+@pytest.mark.parametrize("case", CASES[:5:2], ids=str)
+def test_gradients_where_sums_exceed_the_l2_cache(case, seed, monkeypatch):
+    """CTAs start in the middle of their lists then: here two multiprocessors have six tokens or more one by one."""
+    monkeypatch.setattr(plan, "exceed_l2", lambda sums, chip: True)
+    drawn = draw(replace(case, tokens=6, counts=None), seed)
+    drawn.rows = ascending(drawn)
+    for schedule in SCHEDULES:
+        check(drawn, seed, schedule, str(case))
+
+
+def ascending(drawn: Drawn) -> Tensor:
+    """The lists in the order in which kernels make them."""
+    return drawn.rows.sort(-1).values  # `NO_ROW` is last
+
+
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
 def test_deterministic_gradients(case, seed):
     """They have equal bits under all schedules."""
@@ -248,18 +264,27 @@ def test_one_row_of_two_ctas_is_not_served_in_order():
     assert plan.serves(torch.bfloat16, 64, 64, 129, False) and not plan.serves(torch.bfloat16, 64, 64, 129, True)
 
 
+def test_only_large_sums_have_a_front():
+    chip = chip_by_number(90)
+    half, more = (torch.empty(chip.l2 // 8 + i, dtype=torch.float32, device="meta") for i in range(2))
+    assert not plan.exceed_l2((half, half), chip) and plan.exceed_l2((half, more), chip)
+    with pytest.raises(ValueError, match="varying orders"):
+        plan._config(torch.bfloat16, 128, 64, 64, False, True, True, chip)
+
+
 def test_a_backend_without_kernels_serves_none():
     q = torch.empty(2, 4, 64)
     flags = fa4.runtime.spec.Flags(0.1, backend="torch")
     assert native.backend_of(q, q, q, 1, flags) is None
 
 
+@pytest.mark.parametrize("has_front", [False, True])
 @pytest.mark.parametrize("group", [128, pytest.param(64, marks=pytest.mark.soak)])
-def test_products_overlap_and_nothing_spills(group, tmp_path, disassembler):
+def test_products_overlap_and_nothing_spills(group, has_front, tmp_path, disassembler):
     """A step issues S of the next block, dQ, dV or dK, and dP of the next block; it waits for S, for the gradients, and
     for dP. Three products and one role have no scores where a warpgroup holds all rows."""
     chip = chip_by_number(90)
-    cfg = plan._config(torch.bfloat16, group, 128, 128, False, False, chip)
+    cfg = plan._config(torch.bfloat16, group, 128, 128, False, False, has_front, chip)
     KERNEL.compile(cfg, chip).export_to_c(str(tmp_path / "kernel.o"), "kernel")
     (binary,) = fatbins_in((tmp_path / "kernel.o").read_bytes())
     (tmp_path / "kernel.cubin").write_bytes(binary[binary.index(b"\x7fELF") :])

@@ -10,6 +10,7 @@ pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is bu
 
 from warpcheck.machine import SCHEDULES
 
+import fa4
 from fa4.emulator import emulate
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
@@ -111,3 +112,29 @@ def test_what_it_takes(changes, chosen):
     if chosen == "sm90":
         assert "128 x 64, pairs of CTAs" in explained.tiles
         assert explained.progress == "forward: a CTA waits for CTAs of its own cluster"
+
+
+def test_a_mask_function_holds_in_partial_blocks_alone(seed):
+    """As in torch's flex_attention: the mask here says no in the full block."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, n, 2, 264, generator=generator).bfloat16() for n in (128, 384, 384))
+    partial, full = (torch.tensor([[[[i, 0, 0]]]], dtype=torch.int32) for i in (0, 2))
+    one = torch.ones(1, 1, 1, dtype=torch.int32)
+    mask = BlockMask.from_kv_blocks(
+        one,
+        partial,
+        one,
+        full,
+        BLOCK_SIZE=128,
+        mask_mod=lambda b, h, q_idx, kv_idx: kv_idx < 50,
+        seq_lengths=(128, 384),
+    )
+    with emulate("sm_90a", sms=2, seed=seed):
+        assert dispatch.select(AttentionSpec(q.dtype, 264, 264, 2, 2, 264**-0.5), CHIP, "auto").name == "sm90"
+        out = fa4.flash_attn_func(q, k, v, block_mask=mask, backend="sm90")
+    visible = torch.cat((torch.arange(50), torch.arange(256, 384)))
+    q, k, v = (x[0].double().transpose(0, 1) for x in (q, k[:, visible], v[:, visible]))
+    exact = torch.softmax(q @ k.transpose(1, 2) * 264**-0.5, -1) @ v
+    assert (out[0].transpose(0, 1) - exact).norm() < 0.01 * exact.norm(), f"seed {seed}"

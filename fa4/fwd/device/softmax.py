@@ -147,8 +147,9 @@ class Softmax(Constant):
         """Factor from the scores, or logits of score_mod, of a row to log2 units."""
         return self.scales.log2
 
-    def masked_scores(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> list[list[Float32]]:
-        """Return each row's scores, or logits of score_mod; -inf for masked keys."""
+    def masked_scores(self, s: cute.Tensor, scores: BlockScores, is_masked: bool | Boolean) -> list[list[Float32]]:
+        """Return each row's scores, or logits of score_mod; -inf for masked keys. is_masked: whether the block may have
+        some; a Boolean only with lists of blocks."""
         cfg = self.context.cfg
         row_indices = [row_registers(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
         if cfg.has_softcap:
@@ -156,8 +157,12 @@ class Softmax(Constant):
         rows = [[s[i] for i in row] for row in row_indices]
         if scores.score is not None:
             rows = scores.score.logits(rows)
-        if scores.mask is not None and (is_masked or not cfg.has_blocks):
-            rows = scores.mask.apply_mask(rows)
+        if scores.mask is not None and (not isinstance(is_masked, bool) or is_masked or not cfg.has_blocks):
+            masked = scores.mask.apply_mask(rows)
+            if isinstance(is_masked, bool):
+                rows = masked
+            else:
+                rows = [[Float32(cutlass.select_(is_masked, *xs)) for xs in zip(*pair)] for pair in zip(masked, rows)]
         first_key = scores.first_key
         if cfg.has_blocks:
             for row, indices in zip(rows, row_indices):

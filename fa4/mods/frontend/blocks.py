@@ -129,18 +129,19 @@ def _state_table(
 
 def listed(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return counts and lists of the partial blocks of a state table, then of the full ones, for each row over the last
-    axis."""
-    return *_ordered(table == PARTIAL), *_ordered(table == FULL)
-
-
-def _ordered(selected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return counts and lists; the selected blocks come first, ascending."""
-    before = selected.cumsum(-1, dtype=torch.int32)
-    count = selected.sum(-1, dtype=torch.int32)
-    column = torch.arange(selected.shape[-1], device=selected.device, dtype=torch.int32)
-    place = torch.where(selected, before - 1, count[..., None] + column - before)
-    order = place.new_empty(place.shape).scatter_(-1, place.long(), column.expand_as(place))  # contiguous
-    return count, order
+    axis. Lists are ascending; entries past the count are 0. Few operations: lists of a small mask are made in each
+    call."""
+    columns = table.shape[-1]
+    states = torch.arange(PARTIAL, FULL + 1, dtype=torch.uint8, device=table.device)
+    selected = table == states.view(-1, *[1] * table.ndim)
+    upto = selected.cumsum(-1)
+    column = torch.arange(columns, dtype=torch.int32, device=table.device)
+    # Blocks that are not selected go to a place before the first one.
+    lists = torch.zeros(*selected.shape[:-1], columns + 1, dtype=torch.int32, device=table.device)
+    lists.scatter_(-1, upto * selected, column.expand_as(upto))
+    counts = selected.sum(-1, dtype=torch.int32)
+    partial, full = lists[..., 1:].contiguous()
+    return counts[0], partial, counts[1], full
 
 
 def block_lists(block_mask: Any, both_sides: bool) -> BlockLists:
@@ -178,6 +179,8 @@ def _side_of_queries(block_mask: Any, of_keys: Sequence[Tensor]) -> tuple[Tensor
     return listed(state_table(of_keys, columns).transpose(2, 3))
 
 
+IS_ASCENDING = "fa4_lists_are_ascending"
+"""Attribute of a block mask of fa4's own that no caller sees: its lists are those of `listed`."""
 _SIDE_FIELDS = ("num_blocks", "indices")
 KEY_FIELDS = tuple(f"{kind}kv_{name}" for kind in ("", "full_") for name in _SIDE_FIELDS)
 LISTS = *KEY_FIELDS, *(name.replace("kv_", "q_") for name in KEY_FIELDS)
@@ -190,6 +193,8 @@ def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:
     if full[0] is None:
         full = [torch.zeros_like(x) for x in partial]
     counts, lists, full_counts, full_lists = (x.to(torch.int32).contiguous() for x in (*partial, *full))
+    if getattr(block_mask, IS_ASCENDING, False):
+        return counts, lists, full_counts, full_lists
     return counts, _ascending(counts, lists), full_counts, _ascending(full_counts, full_lists)
 
 

@@ -1,7 +1,7 @@
 """Compute roles, one warpgroup each: dV or dK of every block, and P, dS and dQ of 64 rows, see `kernel`.
 
-Waits:   gather_both_{Q,K}.full, gather_scores_V.full, scores_dV_P.{free,full}, scores_dQ_dS.{free,full},
-         dV_add_dV.free, dK_add_dK.free
+Waits:   add_dV_all_start.full, gather_both_{Q,K}.full, gather_scores_V.full, scores_dV_P.{free,full},
+         scores_dQ_dS.{free,full}, dV_add_dV.free, dK_add_dK.free
 Signals: gather_both_K.free, gather_scores_V.free, scores_dV_P.{full,free}, scores_dQ_dS.{full,free},
          dV_add_dV.full, dK_add_dK.full
 """
@@ -25,6 +25,7 @@ from ..wgmma import ROWS
 from ..wgmma_order import wait
 from .config import TILE_N
 from .context import SparseContext
+from .front import start_block
 from .rows import RowStatistics, store_dq
 from .work import SparseWork, work_tile
 
@@ -102,8 +103,9 @@ class SparseConsumer(Constant):
         self.cfg.dp.issue(self.dp, self.do[None, None, None, 0], self.v[None, None, None, v.stage], False)
 
     def compute_p(self, rows: RowStatistics, block: Int32) -> None:
-        """Replace S by P; P of keys past the end of the list is 0."""
-        limit = self.work.count - block * TILE_N - first_column()
+        """Replace S by P; P of keys past the end of the list is 0. block: see `run`."""
+        of_last = self.work.count - (self.work.blocks - 1) * TILE_N
+        limit = Int32(cutlass.select_(block == 0, of_last, TILE_N)) - first_column()
         for i in range(cute.size(self.s)):
             exponent = self.s[i] * self.context.args.scale_log2 + rows.minus_lse[i // 2 % 2]
             exponent = cutlass.select_(Int32(i // 4 * 8 + i % 2) < limit, exponent, -Float32.inf)
@@ -153,16 +155,16 @@ class SparseConsumer(Constant):
                 store_vec(first + (row + 8 * pair), [bits(x) for x in values])
         staged.arrive()
 
-    def step(self, rows: RowStatistics, block: Int32, cursors: Cursors, has_next: bool) -> None:
-        """Compute the gradients of a block. has_next: also P and dS of the next one."""
-        has_scores, after = self.has_scores and has_next, cursors.next()
+    def step(self, rows: RowStatistics, cursors: Cursors, following: Int32 | None) -> None:
+        """Compute the gradients of a block; also P and dS of the following one, if there is one."""
+        has_scores, after = self.has_scores and following is not None, cursors.next()
         if has_scores:
             self.start_scores(after.k)
         self.start_gradients(cursors)
         if has_scores:
             self.start_dp(after.v)
             wait(2 + self.has_dq)
-            self.compute_p(rows, block + 1)
+            self.compute_p(rows, following)
         wait(1 if has_scores else 0)
         cursors.k.arrive()
         if self.role == "dV":
@@ -183,6 +185,7 @@ def packed(x: cute.Tensor, dtype: type[cutlass.Numeric]) -> list[Int32]:
 
 @cute.jit
 def run(context: SparseContext, role: cutlass.Constexpr[str]):
+    """Blocks are counted from the last one of the list, which is 0: this takes the fewest registers."""
     work = work_tile(context)
     consumer = SparseConsumer(context, role, work)
     if const_expr(consumer.has_dq):
@@ -192,19 +195,20 @@ def run(context: SparseContext, role: cutlass.Constexpr[str]):
         if const_expr(consumer.has_scores):
             rows = RowStatistics.of(context, work, consumer.first)
         cursors = consumer.cursors()
+        start = start_block(context, consumer.ends)
         consume(consumer.ends.gather_both_Q).wait()
         if const_expr(consumer.has_scores):
             consumer.start_scores(cursors.k)
             consumer.start_dp(cursors.v)
             wait(1)
-            consumer.compute_p(rows, Int32(0))
+            consumer.compute_p(rows, start + 1 - work.blocks)
             wait(0)
             cursors.v.arrive()
             consumer.compute_ds(rows)
             consumer.store_scores(cursors)
-        for block in cutlass.range(work.blocks - 1, unroll=1):
-            consumer.step(rows, block, cursors, True)
+        for block in cutlass.range(start + 2 - work.blocks, start + 1, unroll=1):
+            consumer.step(rows, cursors, block)
             cursors = cursors.next()
-        consumer.step(rows, work.blocks - 1, cursors, False)
+        consumer.step(rows, cursors, None)
     if const_expr(consumer.has_dq):
         store_dq(context, work, consumer.first, consumer.dq)

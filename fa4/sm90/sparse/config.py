@@ -22,14 +22,22 @@ class SparseBackwardConfig(Variant):
     """A CTA has `tile_m` query heads of a list's key/value head, all of them if they are 128 or fewer. The fields are
     the compile key.
 
+    has_front: CTAs start where others are in the keys (`front`), and the rows of the next sums are prefetched, for sums
+    that are larger than the L2 cache.
+
     Raises:
-        ValueError: the tiles do not fit in shared memory.
+        ValueError: the tiles do not fit in shared memory; the order of deterministic sums would vary.
     """
 
     smem_bytes: int
+    has_front: bool
     ctas: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        if self.has_front and self.deterministic:
+            raise ValueError(
+                "CTAs that start where others are add up dQ in varying orders, which are not deterministic"
+            )
         if self.smem_used > self.smem_bytes:
             raise ValueError(f"{self.tile_m} x {TILE_N} tiles hold {self.smem_used} bytes, there are {self.smem_bytes}")
 

@@ -18,7 +18,8 @@ class SparseTensors(NamedTuple):
     q, out, dout, dq: (tokens, query heads of a part, parts, columns). k, v: (rows, key/value heads of a list, columns).
     lse, dlse: (tokens, query heads) float32. rows: (tokens, lists, longest list) int32, rows of k and v; count:
     (tokens, lists) int32, how many of them are used. dk, dv: like k and v, float32 sums to add to; deterministic, with
-    a row for each entry of the lists instead, in which those of used entries are stored.
+    a row for each entry of the lists instead, in which those of used entries are stored. front: (1,) int32, at first 0,
+    see `front`; None without one.
     """
 
     q: cute.Tensor
@@ -33,6 +34,7 @@ class SparseTensors(NamedTuple):
     count: cute.Tensor
     dk: cute.Tensor
     dv: cute.Tensor
+    front: cute.Tensor | None
 
 
 class SparseArguments(NamedTuple):

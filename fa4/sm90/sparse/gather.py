@@ -1,6 +1,6 @@
 """Gather role: copies Q and dO once, then the listed rows of K and V, block by block.
 
-Waits:   gather_both_K.free, gather_scores_V.free
+Waits:   add_dV_all_start.full, gather_both_K.free, gather_scores_V.free
 Signals: gather_both_Q.full, gather_both_K.full, gather_scores_V.full
 """
 
@@ -16,6 +16,7 @@ from ...pipeline.roles import WARP
 from ...pipeline.smem import PANEL_ROW_BYTES, Tile
 from .config import GATHERERS, TILE_N
 from .context import SparseContext
+from .front import start_block
 from .work import SparseWork, work_tile
 
 _LANES = PANEL_ROW_BYTES // 16  # lanes that copy the part of a row in one panel
@@ -28,11 +29,13 @@ def gather(context: SparseContext):
     q, k, v = produce(ends.gather_both_Q), produce(ends.gather_both_K), produce(ends.gather_scores_V)
     work = work_tile(context)
     if work.count > 0:
-        rows = block_rows(context, work, Int32(0))
         copy_queries(context, work, "Q", cfg.q_tile, t.q)
+        start = start_block(context, ends)
+        rows = block_rows(context, work, start)
         copy_queries(context, work, "dO", cfg.do_tile, t.dout)
         cute.arch.cp_async_commit_group()
-        for block in cutlass.range(work.blocks, unroll=1):
+        for i in cutlass.range(work.blocks, unroll=1):
+            block = work.block(start, i)
             k.wait()
             copy_keys(
                 context, work, block, rows, t.k, cfg.k_tile, context.smem.address("K") + k.stage * cfg.k_tile.nbytes
@@ -43,8 +46,8 @@ def gather(context: SparseContext):
                 context, work, block, rows, t.v, cfg.v_tile, context.smem.address("V") + v.stage * cfg.v_tile.nbytes
             )
             cute.arch.cp_async_commit_group()
-            load_rows(context, work, block + 1, rows)
-            if block == 0:
+            load_rows(context, work, work.block(start, i + 1), rows)
+            if i == 0:
                 cute.arch.cp_async_wait_group(2)
                 q.arrive()
             cute.arch.cp_async_wait_group(1)

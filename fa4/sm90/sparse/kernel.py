@@ -49,8 +49,11 @@ def channels(cfg: SparseBackwardConfig) -> ChannelTable:
     """Channels, named <producer>_<consumer>_<payload>; "both": compute roles; "scores" and "dQ":
     those that compute S, and dQ."""
     both, memory = ("dV", "dK"), Carries.ASYNC_SMEM
+    others = ("gather", "dV", "dK", "add_dK")
+    start = (Channel("add_dV_all_start", "add_dV", others, By.WARP, ONCE, 1, Carries.SMEM),) if cfg.has_front else ()
     return ChannelTable(
         (
+            *start,
             Channel("gather_both_Q", "gather", both, By.WARP, ONCE, 1, memory),
             Channel("gather_both_K", "gather", both, By.WARP, By.WGMMA, STAGES, memory),
             Channel("gather_scores_V", "gather", cfg.scorers, By.WARP, By.WGMMA, STAGES, memory),
@@ -74,6 +77,7 @@ def smem_map(cfg: SparseBackwardConfig, table: ChannelTable) -> SmemMap:
         Region("dS", cfg.p_tile.nbytes, align=1024),
         Region("dV", TILE_N * cfg.sum_row_bytes(cfg.head_dim_v), align=128),
         Region("dK", TILE_N * cfg.sum_row_bytes(cfg.head_dim), align=128),
+        Region("start", 8),
         Region("barriers", table.nbytes, align=8),
     )
 
@@ -100,7 +104,8 @@ class SparseBackwardKernel(RoleKernel[SparseBackwardConfig]):
         dlse = jit.fake_tensor(Float32, 2, align=4) if cfg.has_dlse else None
         rows, count = jit.fake_tensor(Int32, 3, align=4), jit.fake_tensor(Int32, 2, align=4)
         dk, dv = (jit.fake_tensor(Float32, 3, align=ALIGNMENT) for _ in range(2))
-        return SparseTensors(q, out, dout, dq, k, v, lse, dlse, rows, count, dk, dv), Float32(0), Float32(0)
+        front = jit.fake_tensor(Int32, 1, align=4) if cfg.has_front else None
+        return SparseTensors(q, out, dout, dq, k, v, lse, dlse, rows, count, dk, dv, front), Float32(0), Float32(0)
 
 
 KERNEL = SparseBackwardKernel("sm90.sparse_backward", channels, smem_map, SparseContext)

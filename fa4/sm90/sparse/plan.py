@@ -46,16 +46,25 @@ def backward(
     """
     k, v, rows, count = keys
     parts, chip = rows.shape[1] * k.shape[1], chip_of(q.device)
-    cfg = _config(q.dtype, q.shape[1] // parts, q.shape[2], v.shape[2], saved.dlse is not None, deterministic, chip)
+    has_front = not deterministic and exceed_l2(dkv, chip)
+    columns = q.shape[2], v.shape[2]
+    cfg = _config(q.dtype, q.shape[1] // parts, *columns, saved.dlse is not None, deterministic, has_front, chip)
     by_rows = [x.unflatten(1, (parts, -1)).transpose(1, 2) for x in (q, saved.out, saved.dout, dq)]
-    tensors = (*by_rows, k, v, saved.lse, saved.dlse, rows, count, *dkv)
+    front = torch.zeros(1, dtype=torch.int32, device=q.device) if has_front else None
+    tensors = (*by_rows, k, v, saved.lse, saved.dlse, rows, count, *dkv, front)
     KERNEL.launcher(cfg, chip)(tensors, softmax_scale, softmax_scale * LOG2_E)
+
+
+def exceed_l2(sums: tuple[Tensor, Tensor], chip: Chip) -> bool:
+    """Return whether the sums of dK and dV are larger than the L2 cache together."""
+    return sum(x.numel() * x.element_size() for x in sums) > chip.l2
 
 
 @functools.lru_cache(maxsize=256)
 def _config(
-    dtype: torch.dtype, group: int, head_dim: int, head_dim_v: int, has_dlse: bool, deterministic: bool, chip: Chip
-) -> SparseBackwardConfig:
+    dtype: torch.dtype, group: int, head_dim: int, head_dim_v: int, has_dlse: bool, deterministic: bool,
+    has_front: bool, chip: Chip,
+) -> SparseBackwardConfig:  # fmt: skip
     spec = AttentionSpec(dtype, head_dim, head_dim_v, group, 1, 1.0, needs_backward=True, deterministic=deterministic)
     fields = Variant.fields(spec, backward=True, has_dlse=has_dlse)
-    return SparseBackwardConfig(**fields, smem_bytes=chip.smem_per_block)
+    return SparseBackwardConfig(**fields, smem_bytes=chip.smem_per_block, has_front=has_front)

@@ -26,6 +26,11 @@ class SparseWork(NamedTuple):
     def blocks(self) -> Int32:
         return cute.ceil_div(self.count, TILE_N)
 
+    def block(self, start: Int32, i: Int32) -> Int32:
+        """Return the i-th block in the order of the loop, which starts with `start` and wraps around."""
+        block = start + i
+        return Int32(cutlass.select_(block < self.blocks, block, block - self.blocks))
+
     def key_row(self, context: SparseContext, key: Int32) -> Int32:
         """Return the row of k and v of a listed key; of any valid row if the list has no such key."""
         last = cutlass.max(self.count - 1, 0)

@@ -14,6 +14,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ....core.constant import Constant
 from ....core.fragment_coords import reduce_row
+from ....core.mask import SparseBlocks
 from ....fwd.device.output import out_to_global, zeros_to_global
 from ....fwd.device.softmax import BlockScores, Softmax, reduce_in_chains, rescale
 from ....fwd.device.work import Work, work_tile
@@ -77,7 +78,9 @@ class Consumer(Constant):
         softmax, n = self.softmax, self.cfg.ctas * step + self.rank
         scores = softmax.block_scores(self.next_scores, nth_block(work, n))
         exists = Boolean(n < work.count)
-        for r, row in enumerate(softmax.masked_scores(self.next_scores, scores, True)):
+        blocks = work.block_iter
+        is_masked = Boolean(n < blocks.masked) if isinstance(blocks, SparseBlocks) else True
+        for r, row in enumerate(softmax.masked_scores(self.next_scores, scores, is_masked)):
             row = [Float32(cutlass.select_(exists, x, -Float32.inf)) for x in row]
             for i, x in zip(row_registers(self.cfg.tile_n, r), row):
                 self.scores[i] = x
