@@ -250,6 +250,19 @@ def _diffusion() -> tuple[BenchCase, ...]:
     )
 
 
+def _few_keys() -> tuple[BenchCase, ...]:
+    """Backwards with few key blocks for a chip: attention to a text, as in Wan 2.1, SDXL and PixArt; short sequences of
+    two key heads, as in Qwen2 0.5B; and more queries than keys."""
+    return (
+        *_pairs(40, 128, ((1, 32760, 512),), ("bwd",)),
+        *_pairs(12, 128, ((1, 32760, 512),), ("bwd",)),
+        *_pairs(10, 64, ((8, 4096, 77),), ("bwd",)),
+        *_pairs(16, 72, ((8, 4173, 120), (8, 4096, 300)), ("bwd",)),
+        *_pairs(16, 128, ((1, 16384, 1024),), ("bwd",)),
+        *(BenchCase("bwd", 4, seqlen, seqlen, 14, 2, d, d, True) for d in (64, 128) for seqlen in (1000, 2000)),
+    )
+
+
 def _consumer() -> tuple[BenchCase, ...]:
     """Shapes of graphics cards and small workstations; the tensors of each fit 8 GB."""
     training = [
@@ -345,7 +358,7 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
     ),
     # Heads, head_dim and windows as in gpt-oss, of models like Mistral and Gemma; and one head for each key head.
     "windows": tuple(
-        BenchCase(direction, 16384 // seqlen, seqlen, seqlen, *heads, d, d, True, window=keys - 1)
+        BenchCase(direction, max(1, 16384 // seqlen), seqlen, seqlen, *heads, d, d, True, window=keys - 1)
         for direction in ("fwd", "bwd")
         for heads, d, keys in (
             ((64, 8), 64, 128),
@@ -355,9 +368,10 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
             ((16, 8), 256, 512),
             ((16, 16), 128, 512),
         )
-        for seqlen in (2048, 8192)
+        for seqlen in (2048, 8192, *((4096, 32768) if keys == 128 else ()))
         if keys < seqlen
     ),
+    "few-keys": _few_keys(),
     # Predicted only; `python -m bench.fp8` times forwards.
     "e4m3": tuple(
         replace(case, dtype=dtype)

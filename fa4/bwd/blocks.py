@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cutlass import Int32
 
 THREADS = 256  # per CTA of the statistics and finish kernels
+KEYS = 128  # of a block that CTAs share
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class RowBlocks(Constant):
     fill; a sum whose (first) semaphore is 0 is not read. list_rows: rows of a block-mask block, if its lists define the
     order of additions; else 0. pdl: the three kernels overlap by programmatic dependent launch. weight_exponent: e,
     see above. operands: q, k and v are 8-bit, and `group` heads share factors. chained: a block has several sums
-    (chains) with their own semaphores; dQ adds them in index order.
+    (chains) with their own semaphores; dQ adds them in index order. key_columns: columns of dV and of dK in the sums
+    of CTAs that share key blocks, see `kernels.key_sums`; None if no CTAs do.
     """
 
     torch_dtype: torch.dtype
@@ -82,6 +84,7 @@ class RowBlocks(Constant):
     pdl: bool = False
     weight_exponent: int = 0
     chained: bool = False
+    key_columns: tuple[int, int] | None = None
     operands: Operands | None = None
     group: int = 1
 
@@ -98,6 +101,11 @@ class RowBlocks(Constant):
     def dtype(self) -> type[cutlass.Numeric]:
         """DSL type of `torch_dtype`; imports CuTe DSL."""
         return jit.dsl_dtype(self.torch_dtype)
+
+    @property
+    def key_sums(self) -> int:
+        """Floats of a block of KEYS keys in the sums of a CTA; 0 without such sums."""
+        return 0 if self.key_columns is None else KEYS * sum(self.key_columns)
 
     def permute_statistics(self, statistics: cute.Tensor) -> cute.Tensor:
         """Return the row statistics, (tile_m, 2, blocks, heads), with rows permuted to the load order of the main

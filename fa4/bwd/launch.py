@@ -16,6 +16,7 @@ from ..pipeline.kernel import Context, RoleKernel
 from ..pipeline.smem import Tile
 from ..pipeline.tma import TmaMap, TmaTile
 from ..runtime.spec import BlockScales
+from .kernels.key_sums import launch_key_sums
 from .program import BackwardArguments, BackwardProgram
 from .variant import BackwardVariant
 
@@ -40,6 +41,7 @@ class BackwardKernelArguments:
     dq_sum: cute.Tensor | None  # (elements, blocks, heads_q): dQ sum of a block, see `RowTensors`
     semaphores: cute.Tensor | None  # (blocks * semaphores, heads_q): key blocks that have added to (a share of) dQ
     ranks: cute.Tensor | None  # (key blocks, blocks, heads_q): see `ranks`
+    key_sums: cute.Tensor | None  # (elements, key blocks, heads_kv, batch, parts): see `kernels.key_sums`
     lengths: Lengths
     seqlen_q: Int32
     seqlen_k: Int32
@@ -81,12 +83,17 @@ class BackwardKernel(BackwardProgram[Config], RoleKernel[Config]):
         maps = Maps(*tma_maps(cfg, loaded, stored, tiles))
         self.start(kernel_arguments(call, maps, order), cfg, order.ctas, stream)
 
+    def end(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
+        sums = call.rows.key_sums
+        if sums is not None:
+            launch_key_sums(call.dv, call.dk, sums, call.scalars.scale, cfg.row_blocks, stream)
+
 
 def key_block_order(call: BackwardArguments, cfg: BackwardVariant) -> Order | PackedOrder:
-    """Return the launch order of key blocks."""
+    """Return the launch order of key blocks. If CTAs share a key block, each part counts as a head."""
     rows, sizes, seqlen_k = call.rows, call.sizes, cute.size(call.k, mode=[0])
     n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.cluster_tile_n)
-    heads = cute.size(call.k, mode=[2])
+    heads = cute.size(call.k, mode=[2]) * (1 if rows.key_sums is None else cute.size(rows.key_sums, mode=[4]))
     pairs = heads * sizes.batch
     l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, pairs)
     wave = cfg.wave(n_blocks, l2_group, pairs)
@@ -112,6 +119,6 @@ def tma_maps(
 def kernel_arguments(call: BackwardArguments, maps: NamedTuple, order: Order | PackedOrder) -> BackwardKernelArguments:
     """Return the run-time arguments of a main kernel."""
     rows, seqlens = call.rows, (cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0]))
-    sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks
+    sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks, rows.key_sums
     factors = rows.factors, call.scales
     return BackwardKernelArguments(maps, *sums, rows.lengths, *seqlens, order, *call.scalars, *factors, call.mods)

@@ -46,6 +46,7 @@ class BackwardDirection:
 
     kernel: ProgramRef[Any]
     chains = 1  # dQ sums per query block, see `RowBlocks.chained`
+    parts = 1  # CTAs that share a key block, see `kernels.key_sums`
     choice: Choice[Any] | None = None  # of tiles
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> None:
@@ -79,7 +80,8 @@ class BackwardDirection:
         has_dlse = saved.dlse is not None
         if has_dlse not in self._compiled:
             cfg = self.config(has_dlse)
-            self._compiled[has_dlse] = cfg, Allocator(cfg.row_blocks, self.chains), self.kernel.launcher(cfg, self.chip)
+            allocator = Allocator(cfg.row_blocks, self.chains, self.parts)
+            self._compiled[has_dlse] = cfg, allocator, self.kernel.launcher(cfg, self.chip)
         cfg, allocate, launcher = self._compiled[has_dlse]
         workspace, extent = allocate(inputs, mods), inputs.extent if self.spec.varlen else self.extent
         targets = gradients.targets(inputs, mods, captured, cfg)

@@ -79,13 +79,18 @@ class BackwardProgram(Program[Config]):
         rows = replace(rows, statistics=blocks.permute_statistics(rows.statistics))
         launch_statistics(rows, blocks, stream)
         dout = as_matrices(dout, blocks.packed)
-        self.begin(BackwardArguments(q, k, v, dout, dk, dv, rows, scalars, sizes, scales, filled), cfg, stream)
+        call = BackwardArguments(q, k, v, dout, dk, dv, rows, scalars, sizes, scales, filled)
+        self.begin(call, cfg, stream)
         if const_expr(blocks.placement is not None):
             launch_finish(rows, blocks, stream)
+        self.end(call, cfg, stream)
 
     def begin(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
         """Start the main kernel, from inside a `cute.jit` host function."""
         raise NotImplementedError
+
+    def end(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
+        """Start kernels after the others, from inside a `cute.jit` host function."""
 
     def fake_args(self, cfg: Config) -> tuple:
         out, dout, *grads = fake_matrices(cfg, 5)

@@ -28,7 +28,8 @@ class RowTensors:
     statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). semaphores: (blocks * semaphores, heads)
     int32. dq_sum and semaphores have a last mode of chains if `chained`.
     ranks: (key blocks, blocks, heads) int32, see `ranks`. of_queries: see `core.traced.ModTensors`. order: one tile per
-    row block of each sequence. factors: of `spec.GradientOperands`.
+    row block of each sequence. factors: of `spec.GradientOperands`. key_sums: (elements, key blocks, heads_kv, batch,
+    parts), see `kernels.key_sums`.
     """
 
     out: cute.Tensor
@@ -47,6 +48,7 @@ class RowTensors:
     order: Order | PackedOrder
     scale: Float32
     factors: cute.Tensor | None
+    key_sums: cute.Tensor | None
 
     @staticmethod
     def of(
@@ -74,5 +76,5 @@ class RowTensors:
         lengths = inputs.lengths.bounded(sizes.max_seqlen_q, sizes.max_seqlen_k)
         return RowTensors(
             out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, semaphores, ranks, of_queries, lengths,
-            order, scale, factors,
+            order, scale, factors, None if workspace.key_sums is None else modes_reversed(workspace.key_sums),
         )  # fmt: skip

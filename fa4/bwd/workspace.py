@@ -15,7 +15,7 @@ from ..runtime import jit
 from ..runtime.dsl import cutlass
 from ..runtime.memory import maker
 from ..runtime.spec import AttentionInputs
-from .blocks import RowBlocks
+from .blocks import KEYS, RowBlocks
 
 
 class Workspace(NamedTuple):
@@ -24,7 +24,8 @@ class Workspace(NamedTuple):
     float32: statistics (heads, blocks, 2, tile_m), dq_sum (heads, blocks, elements), dsink like lse.
     int32: semaphores (heads, blocks * semaphores), ranks (heads, blocks, key blocks of the block mask).
     If `chained`, dq_sum and semaphores have a leading axis of chains. dsink holds the terms of a sum over the rows of
-    each head, 0 in padding rows.
+    each head, 0 in padding rows. key_sums: float32 (parts, batch, heads_kv, key blocks, elements), see
+    `kernels.key_sums`.
     """
 
     statistics: Tensor
@@ -32,6 +33,7 @@ class Workspace(NamedTuple):
     semaphores: Tensor | None
     ranks: Tensor | None
     dsink: Tensor | None
+    key_sums: Tensor | None
 
     @staticmethod
     def fake(cfg: RowBlocks) -> Workspace:
@@ -44,6 +46,7 @@ class Workspace(NamedTuple):
             jit.fake_tensor(cutlass.Float32, 2 if cfg.varlen else 3, contiguous=True, align=4)
             if cfg.has_sink
             else None,
+            jit.fake_tensor(cutlass.Float32, 5, contiguous=True) if cfg.key_sums else None,
         )
 
     def dsink_terms(self) -> Tensor | None:
@@ -52,19 +55,19 @@ class Workspace(NamedTuple):
 
 
 class Allocator:
-    """Allocator of workspaces for one kind of problem; it computes the sizes once per shape of q. chains: sums per
-    block, if `chained`."""
+    """Allocator of workspaces for one kind of problem; it computes the sizes once per shape of q and k. chains: sums
+    per block, if `chained`. parts: CTAs that share a key block, if `key_columns`."""
 
-    def __init__(self, cfg: RowBlocks, chains: int = 1) -> None:
-        self._cfg, self._chains = cfg, (chains,) if cfg.chained else ()
+    def __init__(self, cfg: RowBlocks, chains: int = 1, parts: int = 1) -> None:
+        self._cfg, self._chains, self._parts = cfg, (chains,) if cfg.chained else (), parts
         self._maker = functools.lru_cache(maxsize=256)(self._maker_for)
 
     def __call__(self, inputs: AttentionInputs, mods: Mods | None = None) -> Workspace:
         key_blocks = mods.key_blocks if mods is not None and self._cfg.list_rows else 0
-        return self._maker(inputs.q.shape, inputs.batch, inputs.q.device, key_blocks)()
+        return self._maker(inputs.q.shape, inputs.k.shape, inputs.batch, inputs.q.device, key_blocks)()
 
     def _maker_for(
-        self, shape_q: torch.Size, batch: int, device: torch.device, key_blocks: int
+        self, shape_q: torch.Size, shape_k: torch.Size, batch: int, device: torch.device, key_blocks: int
     ) -> Callable[[], Workspace]:
         cfg, (*_, rows, all_heads, _) = self._cfg, shape_q
         heads, blocks = all_heads // cfg.packed, row_blocks(rows, batch, cfg.tile_m, cfg.packed, cfg.varlen)
@@ -79,7 +82,12 @@ class Allocator:
         ranks = maker((heads, blocks, key_blocks), torch.int32, device) if cfg.list_rows else _nothing
         zeros = functools.partial(torch.zeros, row_shape, dtype=torch.float32, device=device)
         dsink = zeros if cfg.has_sink else _nothing
-        return lambda: Workspace(statistics(), dq_sum(), semaphores(), ranks(), dsink())
+        key_sums: Callable[[], Tensor | None] = _nothing
+        if cfg.key_sums:
+            *_, keys, heads_kv, _ = shape_k
+            shape = self._parts, batch, heads_kv, -(-keys // KEYS), cfg.key_sums
+            key_sums = maker(shape, torch.float32, device)
+        return lambda: Workspace(statistics(), dq_sum(), semaphores(), ranks(), dsink(), key_sums())
 
 
 def _nothing() -> None: ...

@@ -10,7 +10,7 @@ clamped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import cutlass
@@ -131,13 +131,14 @@ class Paged(Constant):
 
 @dataclass(frozen=True)
 class Keys(Constant):
-    """Key rows of one sequence. sequence: batch index in k and v if there is no page table."""
+    """Key rows of one sequence. sequence: batch index in k and v if there is no page table. is_moved: see `moved`."""
 
     rows: Rows
     sequence: Int32
     table: cute.Tensor | None
     varlen: cutlass.Constexpr[bool]
     spec: cutlass.Constexpr[CacheSpec | None]
+    is_moved: cutlass.Constexpr[bool] = False
 
     @staticmethod
     def of(lengths: Lengths, cache: CacheTensors | None, k: cute.Tensor, sequence: Int32, cfg: Variant) -> Keys:
@@ -159,6 +160,11 @@ class Keys(Constant):
     def count(self) -> Int32:
         return self.rows.count
 
+    def moved(self, key: Int32) -> Keys:
+        """Return the keys from `key` on, of a dense batch. TMA loads zeros for keys before the first, if `key` is
+        negative."""
+        return replace(self, rows=Rows(self.rows.first + key, self.rows.count - key), is_moved=True)
+
     def pieces_of(
         self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, pieces: int, is_seq_bounded: bool
     ) -> list[tuple[cute.Tensor, Int32]]:
@@ -178,7 +184,8 @@ class Keys(Constant):
     ) -> tuple[cute.Tensor, Int32]:
         """As `pieces_of`, for one piece of `tile_n` rows that a page holds whole."""
         if self.table is None:
-            return sequence_matrix(x, head, self.sequence, self.rows, self.varlen, is_seq_bounded), n
+            matrix = sequence_matrix(x, head, self.sequence, self.rows, self.varlen, is_seq_bounded)
+            return cute.domain_offset((self.rows.first, 0), matrix) if self.is_moved else matrix, n
         size = self.spec.page_size
         index, in_page = n // (size // tile_n), n % (size // tile_n)
         page_rows = Rows(Int32(0), cutlass.min(self.count - index * size, size))

@@ -207,9 +207,11 @@ class Band:
 
     def first_key(self, query: Int32) -> Int32:
         """The first key to which a query attends."""
-        if self.left is None:
-            return Int32(0)
-        return cutlass.max(query + self.seqlen_k - self.seqlen_q - self.left, 0)
+        return Int32(0) if self.left is None else cutlass.max(self.first_of_window(query), 0)
+
+    def first_of_window(self, query: Int32) -> Int32:
+        """The first key within the left bound of a query; negative if the window begins before the keys."""
+        return query + self.seqlen_k - self.seqlen_q - self.left
 
     def stop_key(self, query: Int32) -> Int32:
         """One past the last key to which a query attends."""

@@ -83,12 +83,14 @@ class ForwardVariant(ForwardOptions):
     """Kind of problem, and tiling of the forward.
 
     tile_n: keys per block. rescale_threshold: O is rescaled if the row max grows by more than this, in powers of two;
-    0: at every growth.
+    0: at every growth. one_block: a window and the queries of a consumer are so few that one block of tile_n keys holds
+    all keys that a consumer sees. The block begins with the first key within the window of its first query.
     """
 
     tile_n: int
     rescale_threshold: float
     smem_bytes: int
+    one_block: bool = False
     loads_v: ClassVar[bool] = True  # False: V is the first columns of K
     has_cvt_e2m1: ClassVar[bool] = False  # whether the chip converts e2m1 to float16
 

@@ -213,6 +213,19 @@ def eight_bits() -> Iterator[Problem]:
                     yield replace(problem, spec=replace(spec, operands=Operands.NVFP4))
 
 
+def few_keys() -> Iterator[Problem]:
+    """Narrow windows of groups of eight heads, and backwards with few key blocks for a chip."""
+    for dim, softcap, has_sink in itertools.product((40, 64, 128), (0.0, 5.0), (False, True)):
+        spec = _spec((dim, dim), (64, 8), window_left=127, window_right=0, softcap=softcap, has_sink=has_sink)
+        yield Problem(spec, ProblemSize(2, 8192, 8192))
+    for dims, softcap, right in itertools.product(((64, 64), (72, 104), (128, 128)), (0.0, 5.0), (None, 0)):
+        spec = _spec(dims, (14, 2), softcap=softcap, window_right=right, needs_backward=True)
+        problem = Problem(spec, ProblemSize(1, 1 << 14, 600))
+        yield problem
+        yield replace(problem, spec=replace(spec, deterministic=True))
+    yield Problem(_spec((72, 72), (16, 16), needs_backward=True), ProblemSize(8, 4096, 100))
+
+
 @functools.cache
 def families() -> dict[str, list[Problem]]:
     """All, by what they are enumerated for."""
@@ -222,4 +235,5 @@ def families() -> dict[str, list[Problem]]:
         "shapes": [problem for backward in sides for problem in shapes(backward)],
         "caches": list(caches()),
         "eight bits": list(eight_bits()),
+        "few keys": list(few_keys()),
     }

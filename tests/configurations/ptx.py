@@ -26,7 +26,7 @@ from .kernels import planned
 from .problems import families
 
 OWN = ((80, "sm80"), (90, "sm90"), (100, "sm100"))
-EVERY = {"options": 20, "shapes": 30000, "caches": 5000, "eight bits": 500}
+EVERY = {"options": 20, "shapes": 30000, "caches": 5000, "eight bits": 500, "few keys": 6}
 
 
 def code(ptx: str) -> str:

@@ -47,10 +47,14 @@ CODE = [
 ]
 
 
-def machine_code(spec, directory) -> str:
+MANY_KEYS = ProblemSize(4, 4096, 4096)
+FEW_KEYS = ProblemSize(1, 1 << 14, 256)  # several CTAs share a key block
+
+
+def machine_code(spec, directory, extent=MANY_KEYS) -> str:
     """Of the main kernel, whose name ends its part of the disassembly's head."""
     exported = directory / "kernel.o"
-    backward = Sm90Backward(spec, ProblemSize(4, 4096, 4096), chip_by_number(90))
+    backward = Sm90Backward(spec, extent, chip_by_number(90))
     backward.kernel.compile(backward.config(has_dlse=False), backward.chip).export_to_c(str(exported), "kernel")
     parts = []
     for i, binary in enumerate(fatbins_in(exported.read_bytes())):
@@ -82,3 +86,16 @@ def test_products_overlap_and_nothing_spills(head_dim, flags, waits, fences, tmp
     # Where nothing is masked most of a step's exp2 stand after the wait for S and before the one for dP.
     beside_dp = re.findall(r"DEPBAR\.LE gsb0, 0x1((?:(?!DEPBAR).)*)DEPBAR\.LE gsb0, 0x0", code, flags=re.S)
     assert any(part.count("MUFU.EX2") >= 20 for part in beside_dp)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "flags"),
+    [
+        pytest.param(64, {}, id="d64", marks=pytest.mark.soak),
+        pytest.param(128, {"window_right": 0}, id="d128"),
+    ],
+)
+def test_parts_spill_nothing(head_dim, flags, tmp_path):
+    """Sums of dV and dK are stored from the registers that hold them."""
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, 8, 8, 0.1, needs_backward=True, **flags)
+    assert not re.search(r"\b(LDL|STL)\b", machine_code(spec, tmp_path, FEW_KEYS)), "registers are spilled"

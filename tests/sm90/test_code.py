@@ -52,6 +52,16 @@ def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path, disassembl
     assert len(rest) == 3 and "MUFU.EX2" not in rest[-1].partition("WARPGROUP.ARRIVE")[0]
 
 
+def test_one_block_spills_nothing_and_its_products_are_not_serialised(tmp_path, disassembler):
+    """S of 136 keys, P and O of a warpgroup that has 112 registers a thread."""
+    spec = AttentionSpec(torch.bfloat16, 64, 64, 64, 8, 0.1, window_left=127, window_right=0)
+    forward = Sm90Forward(spec, ProblemSize(2, 8192, 8192), chip_by_number(90))
+    assert forward.cfg.one_block and forward.cfg.regs[0] == 112
+    code, kernel = machine_code(forward, tmp_path)
+    assert static.problems(kernel) == []
+    assert sum("WARPGROUP.ARRIVE" in line for line in code) == 2  # one for each product
+
+
 LATENT = AttentionSpec(torch.bfloat16, 576, 512, 16, 1, 0.1, window_right=0, has_seqused_k=True, v_in_k=True)
 E4M3, INT8, ROWS = torch.float8_e4m3fn, torch.int8, scaled_rows.DTYPE
 

@@ -17,6 +17,7 @@ from ...pipeline.cursor import Cursor
 from ..launch import ForwardContext
 from ..variant import OutStore
 from .consumer import Consumer
+from .only_block import only_block
 from .output import out_to_global, out_to_smem, store_out, wait_stores_read, zeros_to_global
 from .queue import Queue
 from .softmax import Softmax
@@ -28,7 +29,8 @@ def attend(context: ForwardContext, consumer: Consumer, softmax: Softmax, q: Cur
     """Compute and store the consumer's rows of all work tiles of the CTA."""
     cfg: Any = context.cfg
     consumer.ping_pong.start()
-    consumer.o.fill(0.0)
+    if const_expr(not cfg.one_block):
+        consumer.o.fill(0.0)
 
     queue = Queue.first(context, "compute")
     while queue.has_tile():
@@ -44,6 +46,8 @@ def attend(context: ForwardContext, consumer: Consumer, softmax: Softmax, q: Cur
             if const_expr(cfg.has_blocks):
                 k, v = loop_lists(consumer, softmax, work, sparse_blocks(work.block_iter), q, k, v)
                 has_o = Boolean(work.count > 1)
+            elif const_expr(cfg.one_block):
+                k, has_o = only_block(consumer, softmax, work, q, k), Boolean(False)
             else:
                 blocks = consumer.blocks(work)
                 if const_expr(consumer.trims):

@@ -47,11 +47,13 @@ class Consumer(ConsumerRows):
     """What `attend` asks of a chip's consumer. A subclass sets the attributes.
 
     q_ptr: Q in shared memory. q: registers of this warp's rows of Q, if it keeps them. o: accumulators of O.
+    p: operand of the product with V, if it is in registers.
     """
 
     q_ptr: cute.Pointer
     q: cute.Tensor
     o: cute.Tensor
+    p: cute.Tensor
     ping_pong: PingPong
 
     @property

@@ -25,7 +25,7 @@ class Work(NamedTuple):
     query_rows: Rows  # all query rows of the sequence
     q: Rows  # query rows that hold data
     k: Rows
-    keys: Keys  # location of the key rows
+    keys: Keys  # location of the key rows; with `cfg.one_block`, from the first key of the tile's block on
     mask: Band
     block_iter: BlockIterator  # over the key blocks
 
@@ -55,6 +55,14 @@ def work_tile(context: ForwardContext, index: Int32) -> Work:
         exists = m_block * cfg.rows < q.count * cfg.rows_per_query if cfg.lengths_vary else None
         block_iter = SparseBlocks.of(args.mods.blocks, batch, head, row, ratio, k.count, cfg.tile_n, exists)
         return Work(index, part, m_block, head, head_kv, batch, query_rows, q, k, keys, mask, block_iter)
+    if cfg.one_block:
+        first_query = m_block * cfg.rows // cfg.rows_per_query
+        last_query = cutlass.min(first_query + cfg.rows // cfg.rows_per_query, q.count) - 1
+        has_keys = (mask.first_key(first_query) < mask.stop_key(last_query)) & (first_query < q.count)
+        zero = Int32(0)
+        blocks = Blocks(zero, zero, zero, Int32(cutlass.select_(has_keys, Int32(1), zero)))
+        keys = keys.moved(mask.first_of_window(first_query))
+        return Work(index, part, m_block, head, head_kv, batch, query_rows, q, k, keys, mask, ReverseRange(blocks))
     blocks = mask.key_blocks(m_block)
     if cfg.split:
         blocks = blocks.part(part, args.splits, args.part_blocks)

@@ -8,12 +8,13 @@ Signals: load_compute_{Q,dO}.free, compute_compute_dS.full, compute_reduce_dQ.fu
 from __future__ import annotations
 
 import cutlass.cute as cute
+from cutlass import const_expr
 
 from ...pipeline.cursor import consume
 from .common.work import work_tile
 from .consumer import BackwardConsumer
 from .context import Sm90BackwardContext
-from .epilogue import stage_gradients, store_gradients
+from .epilogue import stage_gradients, store_gradients, store_sums
 from .steps import all_steps
 
 
@@ -27,4 +28,7 @@ def compute(context: Sm90BackwardContext):
         all_steps(context, consumer, work)
     else:
         stage_gradients(context, work, consumer)
-    store_gradients(context, work, consumer)
+    if const_expr(not context.cfg.parted):
+        store_gradients(context, work, consumer)
+    elif const_expr(not context.cfg.overlaps_last_dq):
+        store_sums(context, consumer)

@@ -6,8 +6,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ...core.vec_io import bits, store_vec
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.tma import wait_read
+from ..wgmma import ROWS
 from .common.config import CONSUMERS, WARPGROUP
 from .common.epilogue import store, to_smem
 from .common.work import Sm90BackwardWork
@@ -18,12 +20,37 @@ def stage_gradients(context: Sm90BackwardContext, work: Sm90BackwardWork, consum
     """Whole warpgroup, after both consumers have stored dS of their last step: store dV, and dK if stages can hold it,
     to shared memory. V is not read after this, nor are the stages of Q and dO behind those of the last step."""
     cfg, scale = context.cfg, context.args.scale
+    if cfg.parted:
+        if cfg.overlaps_last_dq:
+            store_sums(context, consumer)
+        return
     if cfg.overlaps_last_dq:
         stage_dv(context, consumer)
     if cfg.stages_fit_dk:
         to_smem(
             cfg, context.smem.address("K") + dk_offset(context, work, consumer.index), cfg.dk_tile, consumer.dk, scale
         )
+
+
+def index_of_cta() -> Int32:
+    """Return this CTA's index, as a number that the compiler does not know from before."""
+    index = Int32(cute.arch.block_idx()[0])
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[index])
+
+
+def store_sums(context: Sm90BackwardContext, consumer) -> None:
+    """Store dV and dK of a consumer from registers to the sums of this part of the key block. The place is computed
+    here anew, because no register is left for it during the steps."""
+    cfg, sums = context.cfg, context.args.key_sums
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    first = consumer.index * (ROWS * (cfg.columns_v + cfg.columns)) + 4 * thread
+    n_block, head, batch = context.args.order.at(index_of_cta())
+    parts = cute.size(sums, mode=[4])
+    coord = first, n_block, head // parts, batch, head % parts
+    target = sums.iterator + cute.crd2idx(coord, sums.layout)
+    values = [x[i] for x in (consumer.dv, consumer.dk) for i in range(cute.size(x))]
+    for i in range(0, len(values), 4):
+        store_vec(target + i * WARPGROUP, [bits(x) for x in values[i : i + 4]])
 
 
 def stage_dv(context: Sm90BackwardContext, consumer) -> None:

@@ -15,6 +15,7 @@ from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .common.config import Sm90BackwardSteps
 from .config import Sm90BackwardConfig
+from .parts import parts_for
 from .tiles import BackwardTiles, tiles_for
 from .wide.config import Sm90WideConfig
 
@@ -42,17 +43,28 @@ class Sm90Backward(plan.BackwardDirection):
         n_blocks, pairs = -(-extent.max_seqlen_k // cfg.cluster_tile_n), max(1, extent.batch * self.spec.heads_kv)
         return 1 if self.spec.batch_invariant else cfg.chains(n_blocks, extent.max_seqlen_q, pairs)
 
+    @cached_property
+    def parts(self) -> int:  # type: ignore[override]
+        return parts_for(self.spec, self.extent, self.chip) if self.tiles.parts is None else self.tiles.parts
+
     def __str__(self) -> str:
         cfg = self.config(has_dlse=False)
         shape = f"{cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
-        return f"backward {self.choice.name}: {shape} ({self.choice.reason})"
+        shared = f", key blocks in {self.parts} parts" if self.parts > 1 else ""
+        return f"backward {self.choice.name}: {shape}{shared} ({self.choice.reason})"
 
     def config(self, has_dlse: bool) -> Sm90BackwardSteps:
-        return configure(self.spec, self.chip, has_dlse, self.tiles, chained=self.chains > 1)
+        several = dict(chained=self.chains > 1, parted=self.parts > 1)
+        return configure(self.spec, self.chip, has_dlse, self.tiles, **several)
 
 
 def configure(
-    spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles, chained: bool = False
+    spec: AttentionSpec,
+    chip: Chip,
+    has_dlse: bool,
+    tiles: BackwardTiles,
+    chained: bool = False,
+    parted: bool = False,
 ) -> Sm90BackwardSteps:
     """Return the compile-time configuration of a problem."""
     kind = Sm90WideConfig if tiles.tile_n == ROWS else Sm90BackwardConfig
@@ -63,4 +75,5 @@ def configure(
         sms=chip.sms,
         smem_bytes=chip.smem_per_block,
         chained=chained,
+        parted=parted,
     )

@@ -8,6 +8,7 @@ from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import BLOCKS, CAUSAL, DROPOUT, FULL, LEFT, TRACED, VARYING, TuningCase, head_dims, keys
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
+from .parts import parts_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class BackwardTiles:
     that shares the dQ of a `wide` step and loads Q and dO together, by multicast. first_writer: without an order, the
     first writer stores dQ, so its sum needs no clearing. ordered: add in order even if determinism is not requested;
     then the first CTA in the order stores. pairs_per_group: (head, sequence) pairs in an L2 group, for ordered
-    ascending key blocks; None: see `Sm90BackwardSteps.l2_group_that_follows`."""
+    ascending key blocks; None: see `Sm90BackwardSteps.l2_group_that_follows`. parts: CTAs that share a key block; None:
+    see `parts_for`."""
 
     tile_m: int
     q_stages: int = 2
@@ -28,6 +30,7 @@ class BackwardTiles:
     first_writer: bool = False
     ordered: bool = False
     pairs_per_group: int | None = None
+    parts: int | None = 1
 
 
 ORDER_STEPS_PER_LAG = 80  # minimum ratio of steps to the start lag of the last CTA, for a net gain of order
@@ -61,6 +64,7 @@ def _both_panels(limit: int) -> Condition:
 
 
 DENSE = ~TRACED & ~VARYING
+FEW_BLOCKS = Condition("few key blocks", lambda case: parts_for(case.spec, case.extent, case.chip) > 1)
 SOFTCAP = Condition("softcap", lambda case: case.spec.softcap > 0)
 SCORE_MOD = Condition("score_mod", lambda case: case.spec.mods is not None and case.spec.mods.score is not None)
 GROUPED = Condition("grouped heads", lambda case: case.spec.group > 1)
@@ -72,12 +76,21 @@ _D256 = BackwardTiles(64, stages=1, tile_n=64, ctas=2)
 # Evidence: TFLOP/s on an H100 with 16k tokens; in brackets, of other rows ("cleared": without first_writer).
 TILES = (
     Rule("d64_blocks", head_dims(64) & BLOCKS, BackwardTiles(128), "first_writer is not measured with lists of blocks"),
+    Rule("d64_parts", FEW_BLOCKS & head_dims(64), BackwardTiles(128, first_writer=True, parts=None), "as d128_parts"),
     Rule("d64", head_dims(64), BackwardTiles(128, first_writer=True), "full, causal 4k: 518, 473 (cleared 520, 458)"),
     Rule("blocks", head_dims(128) & BLOCKS, BackwardTiles(64), "first_writer is not measured with lists of blocks"),
+    Rule("d128_parts", FEW_BLOCKS & FULL & head_dims(128) & ~head_dims(96) & ~SOFTCAP,
+         BackwardTiles(80, first_writer=True, parts=None),
+         "H200, 32,760 queries, 512 keys, 40 and 12 heads: 425, 397 (whole blocks, close together 320, 208; evenly "
+         "spaced, in another run 277, 237)"),
+    Rule("d128_cut_parts", FEW_BLOCKS & head_dims(128), BackwardTiles(64, first_writer=True, parts=None),
+         "H200, causal 4 x 2000, 14/2 heads: 431 (whole blocks 306, in order 307)"),
     Rule("softcap", head_dims(128) & (SOFTCAP | SCORE_MOD), BackwardTiles(64, first_writer=True),
          "full, causal 4k: 505, 468 (cleared 487, 453)"),
     Rule("d96_ordered", head_dims(96) & DENSE & CAUSAL, BackwardTiles(64, ordered=True),
          "causal 1k, 4k, 16k: 304, 459, 520 (no order 290, 448, 510; first_writer 309, 447, 506)"),
+    Rule("d96_one_block", head_dims(96) & keys(0, 128), BackwardTiles(64, first_writer=True),
+         "H200, 4173 queries, 120 keys, 16 heads of 72: 144 (cleared 135)"),
     Rule("d96", head_dims(96), BackwardTiles(64),
          "full, causal 4k: 538, 472 (3 + 2 stages, 3 of dS: 493, 434); full 1k, 4k, 16k: 404, 507, 534 (in order 412, "
          "516, 547, less than a second kernel is worth)"),

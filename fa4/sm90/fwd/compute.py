@@ -24,7 +24,8 @@ from ...fwd.device.softmax import Softmax, pack
 from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
-from ..wgmma_order import pin, wait
+from ...pipeline.smem import PANEL_ROW_BYTES
+from ..wgmma_order import pin, settle, wait
 from .context import Sm90ForwardContext
 
 
@@ -56,12 +57,20 @@ class ForwardConsumer(Consumer):
         self.half_qk = replace(self.qk, n=cfg.half_n)
         self.q_ptr = smem.pointer("Q", cfg.dtype)
         self.q = self.qk.a_registers() if cfg.holds_q else self.qk.a_at(self.q_ptr)
-        self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.v_dtype))
+        own_keys = index * (cfg.keys_between_consumers * PANEL_ROW_BYTES // 2)
+        self.k = self.qk.b_at(smem.pointer("K", cfg.dtype) + own_keys)
+        self.v = self.pv.b_at(smem.pointer("V", cfg.v_dtype) + own_keys)
         self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
         if cfg.out_store is not OutStore.DIRECT:
             self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
         self.warp = warp
+
+    def begin_last(self) -> None:
+        if self.cfg.one_block:  # new registers, which hold nothing during the softmax
+            self.o = self.pv.accumulator()
+            self.o.fill(0.0)
+            settle(self.o)
 
     def accumulator(self, is_half: bool) -> cute.Tensor:
         return (self.half_qk if is_half else self.qk).accumulator()

@@ -50,11 +50,12 @@ class Sm90ForwardConfig(ConsumerVariant):
     rows of the work tile. ctas: 1, or 2 CTAs that share a work tile; each has `consumers` * 64 rows and multicasts half
     of all K and V blocks. most_stages: upper bound of K stages and of V stages. kv8_stages: stages of 8-bit K and of
     8-bit V; 0 if these do not pass through shared memory or do not exist. ping_pong: consumers issue products in turn,
-    so the softmax of one overlaps with the products of the others.
+    so the softmax of one overlaps with the products of the others. With `one_block`, the blocks of all consumers are
+    parts of the same rows in shared memory.
 
     Raises:
         ValueError: the tiles do not fit in shared memory; the warpgroups do not fit in the registers; a pair of CTAs
-            cannot share key blocks.
+            cannot share key blocks; consumers cannot have one block.
     """
 
     kv8_stages: int
@@ -75,6 +76,30 @@ class Sm90ForwardConfig(ConsumerVariant):
             raise ValueError("pairs of CTAs, and kernels of caches, take no tiles by a counter")
         if self.kv_load is KvLoad.GATHER and (self.kv8_stages or self.stages) < STAGES_OF_GATHERED:
             raise ValueError("the blocks that are waited for and copied take three stages, see the gather role")
+
+        if self.one_block:
+            self._check_one_block()
+
+    def _check_one_block(self) -> None:
+        is_dense = not self.lengths_vary and self.mods is None and self.cache is None
+        if not (is_dense and self.has_left and self.has_right) or self.split or self.ctas > 1:
+            raise ValueError(
+                "one_block: expected windows in sequences of one length, without traced functions, caches, parts of "
+                "keys and pairs of CTAs"
+            )
+        if self.keys_between_consumers % 8:
+            raise ValueError(f"one_block: expected at most 8 packed heads, got {self.packed_heads}")
+
+    def check_window(self, left: int | None, right: int | None) -> None:
+        """Check that a block holds all keys that a consumer sees.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if self.one_block and left is not None and right is not None:
+            least = left + right + self.keys_between_consumers
+            if least > self.tile_n:
+                raise ValueError(f"one_block: tile_n {self.tile_n} is less than the {least} keys that a consumer sees")
 
     @property
     def tma_ctas(self) -> int:
@@ -105,22 +130,36 @@ class Sm90ForwardConfig(ConsumerVariant):
         return Tile(ROWS, self.head_dim, slots=self.q_slots)
 
     @property
+    def keys_between_consumers(self) -> int:
+        """Distance of the key blocks of neighbouring consumers: the queries of a consumer, or 0 if all have the same
+        block."""
+        return ROWS // self.rows_per_query if self.one_block else 0
+
+    @property
+    def loaded_keys(self) -> int:
+        """Keys of a block in shared memory, or of the blocks of all consumers: whole steps of the second product."""
+        if not self.one_block:
+            return self.tile_n
+        between = (self.consumers - 1) * self.keys_between_consumers
+        return (-(-self.tile_n // K_PER_MMA) + -(-between // K_PER_MMA)) * K_PER_MMA
+
+    @property
     def k_tile(self) -> Tile:
         """K block in the format of the load."""
-        return Tile(self.tile_n, self.head_dim, self.kv_bits, pieces=self.pieces)
+        return Tile(self.loaded_keys, self.head_dim, self.kv_bits, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v, self.kv_bits, pieces=self.pieces)
+        return Tile(self.loaded_keys, self.head_dim_v, self.kv_bits, pieces=self.pieces)
 
     @property
     def k_operand(self) -> Tile:
         """K block in the format of the product."""
-        return Tile(self.tile_n, self.head_dim)
+        return Tile(self.loaded_keys, self.head_dim)
 
     @property
     def v_operand(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v)
+        return Tile(self.loaded_keys, self.head_dim_v)
 
     @property
     def kv_load(self) -> KvLoad:

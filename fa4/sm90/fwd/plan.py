@@ -49,11 +49,13 @@ def configure(
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip, extent).row
     splits = splits_for(spec, extent, chip, tiles)
-    return Sm90ForwardConfig(
+    cfg = Sm90ForwardConfig(
         **Sm90ForwardConfig.options(spec, packed_heads(spec, extent, tiles.consumers, tiles.packs_heads), splits),
         **columns(tiles, Sm90ForwardConfig),
         smem_bytes=chip.smem_per_block - (JOINING_BYTES if splits > 1 else 0),
     )
+    cfg.check_window(spec.window_left, spec.window_right)
+    return cfg
 
 
 def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:

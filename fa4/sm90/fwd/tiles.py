@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from ...fwd.consumers import FEW, SEVERAL_TILES
 from ...fwd.variant import Schedule
+from ...pipeline.roles import ROWS_PER_WARP
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import (
     BLOCKS,
@@ -36,7 +38,8 @@ from ..wgmma import ROWS
 class TileShape:
     """Columns of the table of tiles; `Sm90ForwardConfig` explains them. l2_group: (head, sequence) pairs of an L2
     group, if they fill whole rounds of the grid; None: the fewest that do. splits: see `splits_for`; None: as many as
-    keep the chip busy. packs_heads: tiles have rows of all query heads of a group, even of many queries."""
+    keep the chip busy. packs_heads: tiles have rows of all query heads of a group, even of many queries. one_block: see
+    `Sm90ForwardConfig`."""
 
     consumers: int
     tile_n: int
@@ -48,6 +51,7 @@ class TileShape:
     l2_group: int | None = None
     splits: int | None = None
     packs_heads: bool = False
+    one_block: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ MANY_TILES = Condition("tiles of 256 rows fill the chip", _fills_chip)
 PLAIN = ~TRACED & ~VARLEN
 # In a narrow window, rows of several heads see fewer keys together than as many rows of one head.
 EVEN = Condition("an even group of query heads", lambda case: case.spec.group % 2 == 0)
+# A consumer then has 8 queries.
+EIGHT = Condition("eight packed heads", lambda case: math.gcd(case.spec.group, ROWS_PER_WARP) == 8)
 BANDED = EVEN & ~TRACED & ~CACHE & MANY_TILES & keys(2048)
 SQUARE = Condition("as many queries as keys", lambda case: case.extent.max_seqlen_q == case.extent.max_seqlen_k)
 DENSE_CAUSAL = CAUSAL & SQUARE & ~TRACED & ~VARYING & ~CACHE & ~SHARED & MANY_TILES
@@ -130,6 +136,11 @@ TILES = (
     Rule("few queries, head_dim <= 256", FEW, _FEW[32], _ROWS),
     Rule("lists of blocks", BLOCKS & head_dims(192, 128), _USUAL, _ROWS),
     Rule("lists of blocks, head_dim <= 256", BLOCKS, _WIDEST, _ROWS),
+    Rule("head_dim <= 64, window in a block",
+         head_dims(64) & BANDED & EIGHT & ~VARYING & window(129),
+         TileShape(4, 136, ping_pong=False, packs_heads=True, one_block=True),
+         "H200, 64/8 heads, 128 keys, 4k, 16k, 32k tokens: 232, 279, 295 (blocks of 64 keys 174, 203, 210; three "
+         "warpgroups 205, 250, 261; two 176, 202, 208)"),
     Rule("head_dim <= 64, narrow window", head_dims(64) & BANDED & window(1024),
          TileShape(4, 64, ping_pong=False, packs_heads=True),
          "8k tokens, 64/8 heads, windows of 128, 256, 512, 1024 keys: 189, 278, 363, 404 (133, 214, 310, 392)"),

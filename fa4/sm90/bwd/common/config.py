@@ -62,7 +62,8 @@ class Sm90BackwardSteps(LaunchOrder):
     q_stages, stages, ds_stages: see `tiles`. weight_exponent: see `bwd.blocks`.
 
     Raises:
-        ValueError: the tiles do not fit in shared memory, or dS has one stage although it is read one step late.
+        ValueError: the tiles do not fit in shared memory; dS has one stage although it is read one step late; CTAs
+            cannot share key blocks.
     """
 
     q_stages: int
@@ -74,6 +75,12 @@ class Sm90BackwardSteps(LaunchOrder):
     def __post_init__(self) -> None:
         if self.ds_stages < 2:
             raise ValueError("ds_stages is 1, expected 2 at least: dQ is computed a step after dS")
+        is_dense = not self.lengths_vary and self.mods is None and not self.has_left
+        if self.parted and (not is_dense or (self.deterministic and self.has_right)):
+            raise ValueError(
+                "parts of key blocks: expected sequences of one length, without traced functions and left bounds, and "
+                "no deterministic order along a right bound"
+            )
         if self.smem_used > self.smem_bytes:
             raise ValueError(
                 f"{self.tile_m} x {self.cluster_tile_n} tiles hold {self.smem_used} bytes, there are {self.smem_bytes}"
@@ -85,6 +92,7 @@ class Sm90BackwardSteps(LaunchOrder):
         return ThreadOrderedBlocks.of(
             self, self.placement, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True,
             weight_exponent=self.weight_exponent, chained=self.chained,
+            key_columns=(self.columns_v, self.columns) if self.parted else None,
         )  # fmt: skip
 
     @property

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ....bwd.device.work import cta_keys, order_index, sparse_blocks_of
+from ....bwd.device.work import KeyBlock, cta_keys, order_index, sparse_blocks_of
 from ....core.mask import Band, SparseBlocks
 from ....core.order import Order, Tile
 from ....core.rows import Rows
@@ -18,11 +18,22 @@ from .context import Sm90StepsContext
 StepCoord = tuple[Int32, Int32]  # of a query head, and of a query block among its steps
 
 
+MOST_STEPS_APART = 4
+
+
 class Neighbours(NamedTuple):
-    """Key blocks of a sequence whose CTAs run at the same time: `count` blocks; this one has index `rank`."""
+    """Key blocks of a sequence whose CTAs run at the same time: `count` blocks; this one has index `rank`. most_apart:
+    maximum number of steps between the starts of two, or None: then they find Q, dO and the dQ sums of each other in
+    L2, also if few key blocks have many queries."""
 
     rank: Int32
     count: Int32
+    most_apart: Int32 | None
+
+    def steps_behind(self, blocks: Int32) -> Int32:
+        """Return how many of `blocks` steps this key block starts behind the first of the neighbours."""
+        evenly = self.rank * blocks // self.count
+        return evenly if self.most_apart is None else cutlass.min(evenly, self.rank * self.most_apart)
 
 
 class Sm90BackwardWork(NamedTuple):
@@ -44,6 +55,7 @@ class Sm90BackwardWork(NamedTuple):
     full_stop: Int32
     neighbours: Neighbours | None  # if CTAs are `staggered`
     ascends: Int32 | None  # 1 in an L2 group with ascending key blocks, else 0; None without such groups
+    order_head: Int32  # in the launch order, which counts parts of a head as heads
     reverse: Int32 | None  # 1 if a query head's steps go from its last query block to the first, else 0; None as above
 
     @property
@@ -63,20 +75,20 @@ class Sm90BackwardWork(NamedTuple):
 
     def block(self, i: Int32) -> Int32:
         """Return the query block of step first <= i < stop: i itself; i counted back from the last block; entry i of
-        the lists; or, with neighbours, i rotated so that the neighbours start evenly spaced and wrap around."""
+        the lists; or, with neighbours, i rotated so that the neighbours start spaced and wrap around."""
         if self.block_iter is not None:
             return self.block_iter.block(i)
         if self.reverse is not None:
             return i + self.reverse * (self.first + self.stop - 1 - 2 * i)
         if self.neighbours is None:
             return i
-        m_block = i + self.neighbours.rank * self.blocks // self.neighbours.count
+        m_block = i + self.neighbours.steps_behind(self.blocks)
         return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
 
     def order_index(self, m_block: Int32, head: Int32, context: Sm90StepsContext) -> Int32:
         """`bwd.device.work.order_index`; with chains, among the key blocks that add to the same sum."""
         block, mask = dq_block(self.n_block, self.mask, context.cfg)
-        before = order_index(context, self, m_block, head, block, mask)
+        before = order_index(context, self._replace(head_kv=self.order_head), m_block, head, block, mask)
         return before // context.cfg.chains_of(context.args) if context.cfg.chained else before
 
     def sums(self, context: Sm90StepsContext) -> tuple[cute.Tensor, cute.Tensor | None]:
@@ -95,8 +107,11 @@ def work_tile(context: Sm90StepsContext) -> Sm90BackwardWork:
     if cfg.staggered:
         rank = keys.n_block % cfg.concurrent_blocks
         concurrent = (keys.k.count + cfg.cluster_tile_n - 1) // cfg.cluster_tile_n - (keys.n_block - rank)
-        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks))
+        most_apart = Int32(MOST_STEPS_APART) if cfg.parted else None
+        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks), most_apart)
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
+    if cfg.parted:
+        keys = part_of(keys, cute.size(context.args.key_sums, mode=[4]), cfg.group)
     # The CTAs of a cluster iterate together; each has a block of its keys.
     n_block, mask = keys.n_block * cfg.ctas + order.rank, replace(keys.mask, tile_n=cfg.cta_tile_n)
     full_first, full_stop = whole_blocks(mask, n_block, keys.first, keys.stop)
@@ -108,7 +123,17 @@ def work_tile(context: Sm90StepsContext) -> Sm90BackwardWork:
         ascends = order.starts_at_last_row(tile)
         reverse = reverse_flag(ascends, Int32(0), cfg.group)
     keys = keys._replace(n_block=n_block, mask=mask)
-    return Sm90BackwardWork(*keys, full_first, full_stop, neighbours, ascends, reverse)
+    return Sm90BackwardWork(*keys, full_first, full_stop, neighbours, ascends, tile.head, reverse)
+
+
+def part_of(keys: KeyBlock, parts: Int32, group: int) -> KeyBlock:
+    """Return a CTA's part of a key block: of every query head, a run of the query blocks. `head_kv` of `keys` counts
+    the parts of all heads."""
+    head, part = keys.head_kv // parts, keys.head_kv % parts
+    first, blocks = keys.first, keys.stop - keys.first
+    begin, end = first + blocks * part // parts, first + blocks * (part + 1) // parts
+    head, begin, end = (cute.arch.make_warp_uniform(x) for x in (head, begin, end))
+    return keys._replace(head_kv=head, first=begin, stop=end, steps=(end - begin) * group)
 
 
 def dq_block(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:
