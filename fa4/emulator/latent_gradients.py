@@ -1,7 +1,8 @@
 """Predicted time of the backward of attention to lists of latents: all kernels of a package, one after the other.
 
-One list with two numbers of keys gives the rate of a kernel, two lists give the cost of a list. Kernels without products
-take their recorded cycles of all lists and keys, shared by all multiprocessors, or their bytes at the rate of DRAM.
+One list with two numbers of keys gives the rate of a kernel, two lists give the cost of a list. Kernels without
+products take their recorded cycles of all lists and keys, shared by all multiprocessors, or their bytes at the rate of
+DRAM.
 """
 
 from __future__ import annotations
@@ -130,9 +131,9 @@ def _part(kernel: _Launches, cycles: float, computing: float, problem: Latents, 
     busy = {name: share * computing / cycles for name, share in steady(kernel.times, samples, CtaCost.fitted).items()}
     if computing < cycles:
         busy = {"dram": 1.0} | busy
+    cost, clock = CtaCost.fitted(samples), table.clock_of("bwd")
     return Prediction(
-        cycles, 2.5 * problem.flops, table.clock_of("bwd"), CtaCost.fitted(samples), problem.rows, TileScheduler.PER_CTA,
-        0.0, busy, kernel.times,
+        cycles, 2.5 * problem.flops, clock, cost, problem.rows, TileScheduler.PER_CTA, 0.0, busy, kernel.times,
     )  # fmt: skip
 
 
