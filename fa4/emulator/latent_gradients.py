@@ -22,7 +22,7 @@ from warpcheck.timing.grid import CtaCost, Sample, TileScheduler
 from warpcheck.timing.replay import Times, replay
 
 from fa4.emulator.attention import PACKAGES
-from fa4.emulator.latents import LATENT, ROPE, Latents
+from fa4.emulator.latents import LATENT, ROPE, Latents, selection_cycles
 from fa4.emulator.predict import Prediction, steady
 from fa4.sparse.attend import GATHERED_NUMBERS
 
@@ -33,8 +33,8 @@ _SMS = 2
 # Bytes for each listed key and query head that a main kernel exchanges with device memory: flash-attn-4 reads P, writes
 # dS, and reads dS for dQ and for dK of the columns that are no values.
 _EXCHANGED = {"flash-attn-4": (4, 2, 2)}
-# Bytes that torch moves for each key. flash-attn-4: zeros of its float32 sums.
-_OF_KEYS = {"flash-attn-4": 4 * _COLUMNS}
+# Bytes that torch moves for each key: zeros of float32 sums, and fa4's conversion of these.
+_OF_KEYS = {"flash-attn-4": 4 * _COLUMNS, "fa4": (4 + 4 + 2) * (_COLUMNS + LATENT)}
 # For each entry of a list, where fa4 gathers: read K and V and write them; read dK and dV in 16 bits and write them in
 # 32; read these, read the sums and write them.
 _GATHERED = (_COLUMNS + LATENT) * (2 * 2 + 2 + 4 + 3 * 4)
@@ -77,6 +77,11 @@ class _Launches:
         return start + math.ceil(lists / slots) * (of_list + (problem.keys - _KEYS) * of_key)
 
 
+def _selects(kernel: _Launches) -> bool:
+    """Whether it is fa4's kernel that makes lists of rows, of which a multiprocessor runs several CTAs at a time."""
+    return "select" in kernel.fewer.record.launch.entry
+
+
 def _clusters(times: Times) -> int:
     launch = times.record.launch
     return math.prod(launch.grid) // math.prod(launch.cluster)
@@ -101,7 +106,7 @@ def predict_latent_gradients(problem: Latents, package: str = "fa4", chip: str =
         _Launches(*(replay(record, chip=table) for record in records)) for records in zip(*launched, strict=True)
     ]
     mains = [kernel for kernel in kernels if kernel.fewer.flops]
-    others = [kernel for kernel in kernels if not kernel.fewer.flops]
+    others = [kernel for kernel in kernels if not kernel.fewer.flops and not _selects(kernel)]
     gathers = package == "fa4" and any(kernel.owns_keys for kernel in mains)
     at_once = problem.rows
     if gathers:
@@ -115,6 +120,8 @@ def predict_latent_gradients(problem: Latents, package: str = "fa4", chip: str =
         parts.append(_part(kernel, max(computing, moved), computing, problem, table))
     auxiliary = sum(_auxiliary(kernel, problem, table) for kernel in others)
     auxiliary += _by_dram(_OF_KEYS.get(package, 0) * problem.cached, table)
+    if package == "fa4":
+        auxiliary += selection_cycles(chip, problem.keys, problem.rows)
     if gathers:
         auxiliary += _by_dram(_GATHERED * problem.keys * problem.rows, table)
     whole = Prediction.together(parts)

@@ -102,7 +102,7 @@ def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[floa
     if problem.cached:  # each query is a sequence, and its list the page table
         lists = problem.batch * problem.rows
         work, _ = _tiles_of_plan(Latents(lists, 1, problem.keys, False, problem.heads), flops, chip)
-        return work, _selection(chip, problem.keys, lists)
+        return work, selection_cycles(chip, problem.keys, lists)
     spec = AttentionSpec(
         torch.bfloat16, ROPE + LATENT, LATENT, problem.heads, 1, 0.1, v_in_k=True, cache=CacheSpec(),
         window_right=0 if problem.causal else None,
@@ -123,7 +123,7 @@ def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[floa
     return work, numbers["launch"].value + parts / table.sms / numbers["dram_bytes"].value
 
 
-def _selection(chip: str, keys: int, lists: int) -> float:
+def selection_cycles(chip: str, keys: int, lists: int) -> float:
     """Cycles of the kernel that makes lists of rows, if lists share multiprocessors as two and four of them do."""
     table = chip_table(chip)
     few, more = (replay(_recorded_selection(chip, keys, 2 * count), chip=table).cycles for count in (2, 4))

@@ -11,40 +11,40 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...bwd.lists import SparseWork, work_tile
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.roles import WARP
 from ...pipeline.tma import bulk_add, bulk_store
 from .config import TILE_N
-from .context import SparseContext
-from .work import SparseWork, work_tile
+from .context import Sm90SparseContext
 
 _ROWS = TILE_N // WARP  # of a thread
 
 
 @cute.jit
-def add_dv(context: SparseContext):
+def add_dv(context: Sm90SparseContext):
     add_blocks(
         context, "dV", context.cfg.head_dim_v, context.args.tensors.dv, consume(context.ends("add_dV").dV_add_dV)
     )
 
 
 @cute.jit
-def add_dk(context: SparseContext):
+def add_dk(context: Sm90SparseContext):
     add_blocks(context, "dK", context.cfg.head_dim, context.args.tensors.dk, consume(context.ends("add_dK").dK_add_dK))
 
 
 @cute.jit
 def add_blocks(
-    context: SparseContext,
+    context: Sm90SparseContext,
     region: cutlass.Constexpr[str],
     columns: cutlass.Constexpr[int],
     target: cute.Tensor,
     staged: Cursor,
 ):
     work = work_tile(context)
-    for block in cutlass.range(work.blocks, unroll=1):
+    for block in cutlass.range(work.blocks(context), unroll=1):
         keys = [block * TILE_N + i * WARP + cute.arch.lane_idx() for i in range(_ROWS)]
-        rows = [target_row(context, work, key) for key in keys]
+        rows = [work.target_row(context, key) for key in keys]
         staged.wait()
         cute.arch.fence_proxy("async.shared", space="cta")
         for i in cutlass.range_constexpr(_ROWS):
@@ -57,16 +57,8 @@ def add_blocks(
         staged = staged.next()
 
 
-def target_row(context: SparseContext, work: SparseWork, key: Int32) -> Int32:
-    """Return the row of dk and dv for a listed key, or any row if the list has no such key."""
-    if not context.cfg.deterministic:
-        return work.key_row(context, key)
-    lists, longest = context.args.tensors.rows.shape[1:]
-    return (work.token * lists + work.list) * longest + key
-
-
 def add_row(
-    context: SparseContext, work: SparseWork, region: str, columns: int, target: cute.Tensor, i: int, row: Int32
+    context: Sm90SparseContext, work: SparseWork, region: str, columns: int, target: cute.Tensor, i: int, row: Int32
 ) -> None:
     """One thread: start to add its i-th row of a block to a row of the target, or to store it there."""
     stride = context.cfg.sum_row_bytes(columns) // 4

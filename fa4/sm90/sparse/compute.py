@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ...bwd.lists import SparseWork, work_tile
 from ...core.constant import Constant
 from ...core.vec_io import bits, store_vec
 from ...pipeline.cursor import Cursor, consume, produce
@@ -24,18 +25,17 @@ from ..bwd.common.pointwise import pack
 from ..wgmma import ROWS
 from ..wgmma_order import wait
 from .config import TILE_N
-from .context import SparseContext
+from .context import Sm90SparseContext
 from .rows import RowStatistics, store_dq
-from .work import SparseWork, work_tile
 
 
 @cute.jit
-def dv(context: SparseContext):
+def dv(context: Sm90SparseContext):
     run(context, "dV")
 
 
 @cute.jit
-def dk(context: SparseContext):
+def dk(context: Sm90SparseContext):
     run(context, "dK")
 
 
@@ -55,7 +55,7 @@ class Cursors(NamedTuple):
 class SparseConsumer(Constant):
     """Operands and accumulators of a compute role, created once."""
 
-    def __init__(self, context: SparseContext, role: str, work: SparseWork) -> None:
+    def __init__(self, context: Sm90SparseContext, role: str, work: SparseWork) -> None:
         cfg, self.ends = context.cfg, context.ends(role)
         self.context, self.cfg, self.role, self.work = context, cfg, role, work
         self.has_scores, self.has_dq = cfg.has_scores(role), cfg.has_dq(role)
@@ -182,7 +182,7 @@ def packed(x: cute.Tensor, dtype: type[cutlass.Numeric]) -> list[Int32]:
 
 
 @cute.jit
-def run(context: SparseContext, role: cutlass.Constexpr[str]):
+def run(context: Sm90SparseContext, role: cutlass.Constexpr[str]):
     work = work_tile(context)
     consumer = SparseConsumer(context, role, work)
     if const_expr(consumer.has_dq):
@@ -202,9 +202,9 @@ def run(context: SparseContext, role: cutlass.Constexpr[str]):
             cursors.v.arrive()
             consumer.compute_ds(rows)
             consumer.store_scores(cursors)
-        for block in cutlass.range(work.blocks - 1, unroll=1):
+        for block in cutlass.range(work.blocks(context) - 1, unroll=1):
             consumer.step(rows, block, cursors, True)
             cursors = cursors.next()
-        consumer.step(rows, work.blocks - 1, cursors, False)
+        consumer.step(rows, work.blocks(context) - 1, cursors, False)
     if const_expr(consumer.has_dq):
         store_dq(context, work, consumer.first, consumer.dq)
