@@ -1,4 +1,4 @@
-"""Backward of lists on any chip: its run-time arguments, the work of a CTA or a pair, and the launch.
+"""Backward of lists on any chip: its run-time arguments, the context of its roles, and the launch.
 
 Each query has lists of rows of K and V. A CTA, or a pair, has the query heads that share a key/value head of a list, as
 rows of its tiles, and iterates over blocks of listed keys.
@@ -59,47 +59,6 @@ class SparseContext(Context):
 
     args: SparseArguments
     cfg: SparseBackwardOptions
-
-
-class SparseWork(NamedTuple):
-    """first: row of the tile's first query head. head: key/value head of the list. count: keys of the list."""
-
-    token: Int32
-    part: Int32
-    first: Int32
-    list: Int32
-    head: Int32
-    count: Int32
-
-    def blocks(self, context: SparseContext) -> Int32:
-        return cute.ceil_div(self.count, context.cfg.tile_n)
-
-    def key_row(self, context: SparseContext, key: Int32) -> Int32:
-        """Return the row of k and v of a listed key; of any valid row if the list has no such key."""
-        last = cutlass.max(self.count - 1, 0)
-        return context.args.tensors.rows[self.token, self.list, cutlass.min(key, last)]
-
-    def target_row(self, context: SparseContext, key: Int32) -> Int32:
-        """Return the row of dk and dv for a listed key, or any row if the list has no such key."""
-        if not context.cfg.deterministic:
-            return self.key_row(context, key)
-        lists, longest = context.args.tensors.rows.shape[1:]
-        return (self.token * lists + self.list) * longest + key
-
-    def matrix(self, x: cute.Tensor) -> cute.Tensor:
-        """Return the part of q, out, dout or dq: (rows, columns)."""
-        return x[None, None, self.part, self.token]
-
-
-def work_tile(context: SparseContext) -> SparseWork:
-    """Return the work of this CTA or pair."""
-    cfg, t = context.cfg, context.args.tensors
-    index, per = Int32(cute.arch.block_idx()[0]) // cfg.ctas, cute.size(t.k, mode=[1])
-    tile, index = index % cfg.row_tiles, index // cfg.row_tiles
-    parts = cute.size(t.q, mode=[2])
-    part, token = index % parts, index // parts
-    list_ = part // per
-    return SparseWork(token, part, tile * cfg.tile_m, list_, part % per, t.count[token, list_])
 
 
 Config = TypeVar("Config", bound=SparseBackwardOptions)

@@ -13,8 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
+from ...bwd.device.list_work import SparseWork, work_tile
 from ...bwd.kernels.statistics import LANES, row_delta
-from ...bwd.lists import SparseWork, work_tile
 from ...core.scoring import Scoring
 from ...core.softmax import LOG2_E
 from ...core.vec_io import pack_half, store_vec

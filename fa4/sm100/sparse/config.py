@@ -17,6 +17,7 @@ COLUMNS = PAIR * PANEL_COLUMNS  # of a product with a gradient
 D_COLUMNS = COLUMNS // PAIR  # that it takes in tensor memory, as S and dP do
 RESERVED_BYTES = 1 << 10  # of shared memory: barriers, row statistics
 MOST_COLUMNS = 576
+LEAST_STAGES = 8  # of a ring that hides the latency of loads
 
 
 class Gradient(enum.Enum):
@@ -95,8 +96,17 @@ class Sm100SparseConfig(SparseBackwardOptions):
         return found + kept[len(drained) - 1 :]
 
     @property
+    def keeps_do(self) -> bool:
+        """Whether dO stays in shared memory. Otherwise it comes through the ring in each step, before the columns of V
+        that it meets: a deep ring hides the latency of loads, which takes longer than the additional loads."""
+        return self._stages_beside(self.do_tile.nbytes) >= LEAST_STAGES
+
+    @property
     def ring_stages(self) -> int:
-        used = self.q_tile.nbytes + self.do_tile.nbytes + 2 * self.by_heads.nbytes + self.by_keys.nbytes
+        return self._stages_beside(self.do_tile.nbytes if self.keeps_do else 0)
+
+    def _stages_beside(self, nbytes: int) -> int:
+        used = self.q_tile.nbytes + 2 * self.by_heads.nbytes + self.by_keys.nbytes + nbytes
         return (self.smem_bytes - used - RESERVED_BYTES) // UNIT.nbytes
 
     @property

@@ -61,10 +61,11 @@ def channels(cfg: Sm100SparseConfig) -> ChannelTable:
 
     smem, both = Carries.ASYNC_SMEM, Carries.ASYNC_SMEM | Carries.TMEM
     # Implied: P and dS have been read when dP is full again, because the matrix unit works in order.
+    do = (shared("load_mma_dO", "load", "mma", By.TMA, ONCE, smem),) if cfg.keeps_do else ()
     return ChannelTable(
         (
             shared("load_mma_Q", "load", "mma", By.TMA, ONCE, smem),
-            shared("load_mma_dO", "load", "mma", By.TMA, ONCE, smem),
+            *do,
             shared("load_mma_right", "load", "mma", By.TMA, By.UMMA, smem, cfg.ring_stages),
             shared("mma_compute_S", "mma", "compute", By.UMMA, By.WARP, Carries.TMEM),
             shared("mma_compute_dP", "mma", "compute", By.UMMA, Implied("compute_mma_weights"), Carries.TMEM),
@@ -79,9 +80,10 @@ def channels(cfg: Sm100SparseConfig) -> ChannelTable:
 
 
 def smem_map(cfg: Sm100SparseConfig, table: ChannelTable) -> SmemMap:
+    do = (Region("dO", cfg.do_tile.nbytes, align=1024),) if cfg.keeps_do else ()
     return SmemMap(
         Region("Q", cfg.q_tile.nbytes, align=1024),
-        Region("dO", cfg.do_tile.nbytes, align=1024),
+        *do,
         Region("P", cfg.by_heads.nbytes, align=1024),
         Region("dS", cfg.by_heads.nbytes, align=1024),
         Region("dS_keys", cfg.by_keys.nbytes, align=1024),

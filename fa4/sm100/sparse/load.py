@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32, Int64, const_expr
 
-from ...bwd.lists import SparseWork, work_tile
+from ...bwd.device.list_work import SparseWork, work_tile
 from ...core.constant import Constant
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import TmaTile, descriptor_of, tma_gather, tma_load, tma_load_panel
@@ -32,7 +32,8 @@ def load(context: Sm100SparseContext):
     if work.count > 0:
         rank = rank_of()
         load_heads(context, work, rank, "q", "Q", produce(ends.load_mma_Q))
-        load_heads(context, work, rank, "do", "dO", produce(ends.load_mma_dO))
+        if const_expr(context.cfg.keeps_do):
+            load_heads(context, work, rank, "do", "dO", produce(ends.load_mma_dO))
         operands = produce(ends.load_mma_right)
         own, after = Numbers.of(1), Numbers.of(1)
         both = Numbers.of(PAIR)
@@ -42,7 +43,7 @@ def load(context: Sm100SparseContext):
         for i in cutlass.range(steps, unroll=1):
             after.load(context, work, i + 1, rank)
             both.load(context, work, i, Int32(0))
-            operands = load_keys(context, operands, "v", own, rank)
+            operands = load_keys(context, operands, "v", own, rank, None if context.cfg.keeps_do else work)
             if i + 1 < steps:
                 operands = load_keys(context, operands, "k", after, rank)
             for product in context.cfg.products:
@@ -98,11 +99,16 @@ def head_tile(cfg: Sm100SparseConfig, work: SparseWork, index: Int32 | int) -> I
     return cutlass.min(work.first // CTA_ROWS + index, (cfg.group - 1) // CTA_ROWS)
 
 
-def load_keys(context: Sm100SparseContext, operands: Cursor, name: str, own: Numbers, rank: Int32) -> Cursor:
-    """Load all columns of this CTA's keys of a step. Returns the cursor after them."""
+def load_keys(
+    context: Sm100SparseContext, operands: Cursor, name: str, own: Numbers, rank: Int32, work: SparseWork | None = None
+) -> Cursor:
+    """Load all columns of this CTA's keys of a step; with `work`, those of dO of its heads before them, panel by panel.
+    Returns the cursor after them."""
     tma = context.tma(name)
     descriptor = descriptor_of(tma)
     for panel in range(tma.tile.panels):
+        if work is not None:
+            operands = load_unit(context, work, operands, context.tma("do"), rank, Int32(panel), rank)
         operands = gather(context, operands, descriptor, own.of_group(0), Int32(panel), rank)
     return operands
 
@@ -123,7 +129,13 @@ def load_product(
 
 
 def load_unit(
-    context: Sm100SparseContext, work: SparseWork, operands: Cursor, tma: TmaTile, group: int, panel: Int32, rank: Int32
+    context: Sm100SparseContext,
+    work: SparseWork,
+    operands: Cursor,
+    tma: TmaTile,
+    group: Int32 | int,
+    panel: Int32,
+    rank: Int32,
 ) -> Cursor:
     """Load 64 columns of 64 heads."""
     operands.wait()

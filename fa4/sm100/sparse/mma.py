@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from ...bwd.lists import work_tile
+from ...bwd.device.list_work import work_tile
 from ...core.constant import Constant
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.ends import LEADER, Ends
@@ -26,6 +26,8 @@ from ..stages import PAIR
 from .config import COLUMNS, D_COLUMNS, UNIT, Gradient, Product
 from .context import Sm100SparseContext
 from .load import rank_of
+
+_WORDS = UNIT.nbytes >> 4  # of a descriptor, from a stage to the next one
 
 
 @cute.jit
@@ -44,7 +46,8 @@ def issue(context: Sm100SparseContext, ends: cutlass.Constexpr[Ends], steps: Int
     consume(ends.load_mma_Q).wait()
     operands = low.issue_by_panels(base + spans.S, low.q, cfg.q_tile.panels, operands, scores.commit)
     scores = scores.next()
-    consume(ends.load_mma_dO).wait()
+    if const_expr(cfg.keeps_do):
+        consume(ends.load_mma_dO).wait()
     for i in cutlass.range(steps, unroll=1):
         drained[1].wait()  # lies over dP
         done = produce(ends.mma_compute_dP).commit
@@ -77,7 +80,7 @@ class Descriptors(Constant):
 
     dtype: type[cutlass.Numeric]
     q: Int32
-    do: Int32
+    do: Int32 | None  # None: comes through the ring
     p: Int32
     ds: Int32
     ds_keys: Int32
@@ -90,12 +93,14 @@ class Descriptors(Constant):
             low = SmemOperand(UNIT, major).at(context.smem.address(region))
             return cute.arch.make_warp_uniform(low)
 
-        return Descriptors(
-            context.cfg.dtype, word("Q", Major.K), word("dO", Major.K), word("P", Major.MN), word("dS", Major.MN),
-            word("dS_keys", Major.K), word("right", Major.K), word("right", Major.MN),
-        )  # fmt: skip
+        do = word("dO", Major.K) if context.cfg.keeps_do else None
+        p, ds, ds_keys = word("P", Major.MN), word("dS", Major.MN), word("dS_keys", Major.K)
+        ring = word("right", Major.K), word("right", Major.MN)
+        return Descriptors(context.cfg.dtype, word("Q", Major.K), do, p, ds, ds_keys, *ring)
 
-    def issue_by_panels(self, d: Int32, left: Int32, panels: int, operands: Cursor, done: Callable[[], None]) -> Cursor:
+    def issue_by_panels(
+        self, d: Int32, left: Int32 | None, panels: int, operands: Cursor, done: Callable[[], None]
+    ) -> Cursor:
         """Issue S or dP: reduce the columns of a left operand. Returns the cursor after the right operand."""
         return self._issue(d, left, panels, Major.K, Major.K, operands, Boolean(False), done)
 
@@ -108,7 +113,7 @@ class Descriptors(Constant):
         return self._issue(d, left, PAIR, major, Major.MN, operands, accumulate, done)
 
     def _issue(
-        self, d: Int32, left: Int32, units: int, left_major: Major, right_major: Major, operands: Cursor,
+        self, d: Int32, left: Int32 | None, units: int, left_major: Major, right_major: Major, operands: Cursor,
         accumulate: Boolean, done: Callable[[], None] | None,
     ) -> Cursor:  # fmt: skip
         """Issue a product with some stages of its right operand. done: commits, called by one thread."""
@@ -117,9 +122,17 @@ class Descriptors(Constant):
         ring = self.panels if right_major is Major.K else self.rows
         for i in range(units):
             operands.wait()
+            first, low = operands, left
+            if low is None:  # before the right operand
+                operands = operands.next()
+                operands.wait()
+                low = ring + first.stage * _WORDS
+            else:
+                low = low + i * _WORDS
             with cute.arch.elect_one():
-                right = ring + operands.stage * (UNIT.nbytes >> 4)
-                umma.issue(d, left + i * (UNIT.nbytes >> 4), right, accumulate if i == 0 else True)
+                umma.issue(d, low, ring + operands.stage * _WORDS, accumulate if i == 0 else True)
+                if left is None:
+                    first.commit()
                 operands.commit()
                 if i + 1 == units and done is not None:
                     done()

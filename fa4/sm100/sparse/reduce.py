@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ...bwd.lists import SparseWork, work_tile
+from ...bwd.device.list_work import SparseWork, work_tile
 from ...core.vec_io import add_floats, bits, store_vec
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.roles import WARP

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...bwd.lists import SparseWork, work_tile
+from ...bwd.device.list_work import SparseWork, work_tile
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.roles import WARP
 from ...pipeline.tma import bulk_add, bulk_store

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...bwd.lists import SparseWork, work_tile
+from ...bwd.device.list_work import SparseWork, work_tile
 from ...fwd.device.key_rows import copy_row
 from ...pipeline.cursor import produce
 from ...pipeline.roles import WARP

@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...bwd.lists import SparseWork
+from ...bwd.device.list_work import SparseWork
 from ...core.fragment_coords import reduce_row
 from ...core.softmax import LOG2_E
 from ...core.vec_io import load_halves, pack_half, store_vec
