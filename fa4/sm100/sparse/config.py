@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ...bwd.lists_plan import SparseBackwardOptions
-from ...pipeline.smem import PANEL_ROW_BYTES, Tile
+from ...pipeline.smem import Tile
 from ...runtime.dsl import cutlass
 from ..stages import CTA_ROWS, PAIR, PANEL_COLUMNS
 
@@ -113,6 +113,3 @@ class Sm100SparseConfig(SparseBackwardOptions):
     def statistics_bytes(self) -> int:
         """-lse * log2(e) and -delta of a CTA's heads."""
         return 2 * 4 * CTA_ROWS
-
-
-ROW_BYTES = PANEL_ROW_BYTES

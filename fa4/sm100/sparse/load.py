@@ -17,9 +17,10 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from ...bwd.device.list_work import SparseWork, work_tile
 from ...core.constant import Constant
 from ...pipeline.cursor import Cursor, produce
+from ...pipeline.smem import PANEL_ROW_BYTES
 from ...pipeline.tma import TmaTile, descriptor_of, tma_gather, tma_load, tma_load_panel
 from ..stages import CTA_ROWS, PAIR, PANEL_COLUMNS
-from .config import ROW_BYTES, UNIT, Gradient, Product, Sm100SparseConfig
+from .config import UNIT, Gradient, Product, Sm100SparseConfig
 from .context import Sm100SparseContext
 
 _ROWS = 4  # of an instruction
@@ -153,7 +154,7 @@ def gather(
     operands.wait()
     operands.expect_tx(UNIT.nbytes, rank)
     address = context.smem.address("right") + operands.stage * UNIT.nbytes
-    address += cute.arch.lane_idx() * (_ROWS * ROW_BYTES)
+    address += cute.arch.lane_idx() * (_ROWS * PANEL_ROW_BYTES)
     exists = Boolean(cute.arch.lane_idx() < _LANES)
     _gather(exists, descriptor, numbers, panel * PANEL_COLUMNS, address, operands.barrier())
     return operands.next()
