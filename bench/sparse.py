@@ -233,21 +233,25 @@ def fields(row: Row) -> dict:
 _COLUMNS = {"forward": ("fa4", "dense", "flex"), "backward": ("fa4", "deterministic", "dense", "flex")}
 
 
+_PACKAGES = "fa4", "flash-attn-4", "cudnn-frontend"
 PREDICTED = (
-    *((name, 128) for name in ("fa4", "flash-attn-4")),
-    *((name, 64) for name in ("fa4", "flash-attn-4", "cudnn-frontend")),  # cuDNN has no kernel for 128 heads
-)  # provider, heads
+    *(("fwd", name, 128) for name in _PACKAGES[:2]),  # cuDNN has no forward for 128 heads
+    *(("fwd", name, 64) for name in _PACKAGES),
+    *(("bwd", name, heads) for heads in (128, 64) for name in _PACKAGES),
+)  # direction, provider, heads
 
 
 def predicted() -> Iterator[dict]:
-    """Predict forwards of latents on a B200: 4096 queries, lists of 2048 of 32768 keys. Rows as JSON has them."""
+    """Predict attention to latents on a B200: 4096 queries, lists of 2048 of 32768 keys. Rows as JSON has them."""
+    from fa4.emulator.latent_gradients import predict_latent_gradients
     from fa4.emulator.latents import Latents, predict_latents
 
-    for provider, heads in PREDICTED:
+    for direction, provider, heads in PREDICTED:
         problem = Latents(1, 4096, 2048, causal=False, heads=heads, cached=32768)
-        about = dict(machine=dict(device="B200, predicted"), provider=provider, problem=asdict(problem))
+        about = dict(machine=dict(device="B200, predicted"), direction=direction, provider=provider)
+        about |= dict(problem=asdict(problem))
         try:
-            found = predict_latents(problem, provider)
+            found = (predict_latents if direction == "fwd" else predict_latent_gradients)(problem, provider)
         except ImportError as error:
             yield about | dict(skipped=str(error))
             continue
@@ -257,10 +261,10 @@ def predicted() -> Iterator[dict]:
 
 def predicted_table(rows: list[dict]) -> str:
     """Such rows as markdown."""
-    lines = ["| heads of a list | package | predicted TFLOP/s | bound |", "|--:|---|--:|---|"]
+    lines = ["| direction | heads of a list | package | predicted TFLOP/s | bound |", "|---|--:|---|--:|---|"]
     for row in rows:
         rate = f"{row['tflops']:.0f} | {row['bound']}" if "tflops" in row else f"| {row['skipped']}"
-        lines.append(f"| {row['problem']['heads']} | {row['provider']} | {rate} |")
+        lines.append(f"| {row['direction']} | {row['problem']['heads']} | {row['provider']} | {rate} |")
     return "\n".join(lines)
 
 

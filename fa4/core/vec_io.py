@@ -146,9 +146,10 @@ def load_vec_through_l2(pointer: cute.Pointer) -> list[Int32]:
 
 
 def add_floats(pointer: cute.Pointer, values: list[Float32]) -> None:
-    """Add four floats to global memory, each addition atomic (sm_90); the address is aligned to 16 bytes."""
+    """Add two or four floats to global memory, each addition atomic (sm_90); the address is aligned to their size."""
+    registers = ", ".join(f"{{$r{i}}}" for i in range(1, 1 + len(values)))
     cute.arch.inline_ptx(
-        "red.relaxed.gpu.global.add.v4.f32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
+        f"red.relaxed.gpu.global.add.v{len(values)}.f32 [{{$r0}}], {{ {registers} }};",
         read_only_args=[pointer.toint(), *values],
     )
 

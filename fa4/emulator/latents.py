@@ -25,7 +25,7 @@ from fa4.emulator.attention import PACKAGES
 from fa4.emulator.predict import Prediction, plan_on, steady
 from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 
-HEADS, _ROPE, _LATENT = 128, 64, 512  # heads of flash-attn-4
+HEADS, ROPE, LATENT = 128, 64, 512  # heads of flash-attn-4
 _KEYS = 1024  # of the shorter replay
 _STEP = 128  # keys of flash-attn-4
 _CUDNN, _CUDNN_HEADS = "cudnn-frontend", 64
@@ -50,7 +50,7 @@ class Latents:
 
     @property
     def flops(self) -> float:
-        return 2.0 * self.batch * self.heads * sum(self.keys_of_rows) * (_ROPE + 2 * _LATENT)
+        return 2.0 * self.batch * self.heads * sum(self.keys_of_rows) * (ROPE + 2 * LATENT)
 
 
 def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str = "sm_100a") -> Prediction:
@@ -82,7 +82,7 @@ def predict_latents(problem: Latents, package: str = "flash-attn-4", chip: str =
     slots = table.sms // math.prod(times[0].record.launch.cluster)
     scheduler = TileScheduler.PER_CTA if each else TileScheduler.DYNAMIC
     computing = makespan(work, slots, cost, scheduler, table.numbers["replace"].value)
-    nbytes = 2 * problem.batch * (problem.cached or problem.keys) * (_ROPE + _LATENT)
+    nbytes = 2 * problem.batch * (problem.cached or problem.keys) * (ROPE + LATENT)
     read = nbytes / table.sms / table.numbers["dram_bytes"].value
     cycles = max(computing, read)
     busy = {name: share * computing / cycles for name, share in steady(times, samples, fit).items()}
@@ -102,9 +102,9 @@ def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[floa
     if problem.cached:  # each query is a sequence, and its list the page table
         lists = problem.batch * problem.rows
         work, _ = _tiles_of_plan(Latents(lists, 1, problem.keys, False, problem.heads), flops, chip)
-        return work, _selection(chip, problem.keys, lists)
+        return work, selection_cycles(chip, problem.keys, lists)
     spec = AttentionSpec(
-        torch.bfloat16, _ROPE + _LATENT, _LATENT, problem.heads, 1, 0.1, v_in_k=True, cache=CacheSpec(),
+        torch.bfloat16, ROPE + LATENT, LATENT, problem.heads, 1, 0.1, v_in_k=True, cache=CacheSpec(),
         window_right=0 if problem.causal else None,
     )  # fmt: skip
     extent = ProblemSize(problem.batch, problem.rows, problem.keys)
@@ -117,13 +117,13 @@ def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[floa
     work = [a_step * count for count in steps for _ in range(problem.batch * splits)]
     if splits == 1:
         return work, 0.0
-    parts = 4 * problem.batch * problem.rows * problem.heads * (_LATENT + 1) * splits  # bytes
+    parts = 4 * problem.batch * problem.rows * problem.heads * (LATENT + 1) * splits  # bytes
     table = chip_table(chip)
     numbers = table.numbers
     return work, numbers["launch"].value + parts / table.sms / numbers["dram_bytes"].value
 
 
-def _selection(chip: str, keys: int, lists: int) -> float:
+def selection_cycles(chip: str, keys: int, lists: int) -> float:
     """Cycles of the kernel that makes lists of rows, if lists share multiprocessors as two and four of them do."""
     table = chip_table(chip)
     few, more = (replay(_recorded_selection(chip, keys, 2 * count), chip=table).cycles for count in (2, 4))
@@ -172,29 +172,29 @@ Normal = Callable[[int, int, int], Tensor]  # (rows, heads, columns) -> (batch, 
 def _flash_attn_4(normal: Normal, heads: int, keys: int, causal: bool, lists: Tensor | None) -> None:
     from flash_attn.cute.interface import flash_attn_func
 
-    q, qv = normal(1, heads, _ROPE), normal(1, heads, _LATENT)
+    q, qv = normal(1, heads, ROPE), normal(1, heads, LATENT)
     more = {} if lists is None else dict(gather_kv_indices=lists[:, None])
-    flash_attn_func(q, normal(keys, 1, _ROPE), normal(keys, 1, _LATENT), qv, causal=causal, **more)
+    flash_attn_func(q, normal(keys, 1, ROPE), normal(keys, 1, LATENT), qv, causal=causal, **more)
 
 
 def _fa4(normal: Normal, heads: int, keys: int, causal: bool, lists: Tensor | None) -> None:
     import fa4
 
-    q, k = normal(1, heads, _ROPE + _LATENT), normal(keys, 1, _ROPE + _LATENT)
+    q, k = normal(1, heads, ROPE + LATENT), normal(keys, 1, ROPE + LATENT)
     if lists is None:
-        fa4.flash_attn_with_kvcache(q, k, k[..., :_LATENT], causal=causal, num_splits=1)
+        fa4.flash_attn_with_kvcache(q, k, k[..., :LATENT], causal=causal, num_splits=1)
         return
     k = k.flatten(0, 1)[:, None]  # pages of one row
     used = torch.full((len(q),), keys, dtype=torch.int32)
     options = dict(page_table=lists, cache_seqlens=used, num_splits=1)
-    fa4.flash_attn_with_kvcache(q, k, k[..., :_LATENT], **options)
+    fa4.flash_attn_with_kvcache(q, k, k[..., :LATENT], **options)
 
 
 def _cudnn(normal: Normal, heads: int, keys: int, causal: bool, lists: Tensor | None) -> None:
     from cudnn.deepseek_sparse_attention import sparse_attention_forward_wrapper
 
     assert lists is not None
-    q, kv = normal(1, heads, _ROPE + _LATENT).flatten(0, 1), normal(keys, 1, _ROPE + _LATENT).flatten(0, 2)
+    q, kv = normal(1, heads, ROPE + LATENT).flatten(0, 1), normal(keys, 1, ROPE + LATENT).flatten(0, 2)
     first = torch.arange(len(lists), dtype=lists.dtype, device=lists.device)[:, None] * keys
     sparse_attention_forward_wrapper(q, kv, lists + first)
 

@@ -173,6 +173,27 @@ def load(address: Int32 | int, columns: int) -> list[Float32]:
     return [Float32(vector.extract(floats, [], [i])) for i in range(columns)]
 
 
+QUAD_ROWS = 8  # that a warp has of 8 columns, four threads each
+
+
+def load_quads(address: Int32 | int, columns: int) -> list[list[list[Float32]]]:
+    """Whole warp: load `columns` columns of its 32 lanes, four threads of which share a row: thread t has columns
+    2 (t % 4) and the next of every 8. Valid after `wait_loads()`.
+
+    Returns, for the rows t // 4, t // 4 + 8, + 16 and + 24, the two values of every 8 columns.
+    """
+    count = columns // 2
+    rows: list[list[list[Float32]]] = []
+    for half in range(2):
+        kind = ir.VectorType.get([count], Int32.mlir_type)
+        lanes = Int32(address) + (16 * half << 16)
+        loaded = nvvm.tcgen05_ld(kind, nvvm.Tcgen05LdStShape.SHAPE_16X256B, pointer(lanes))
+        floats = llvm.bitcast(ir.VectorType.get([count], Float32.mlir_type), loaded)
+        values = [Float32(vector.extract(floats, [], [i])) for i in range(count)]
+        rows += [[values[i : i + 2] for i in range(first, count, 4)] for first in (0, 2)]
+    return rows
+
+
 def load_and_maximum(address: Int32 | int, columns: int) -> tuple[list[Float32], Float32]:
     """The same, and the largest of the loaded numbers, NaN left out; on sm_103."""
     kind = ir.VectorType.get([columns], Float32.mlir_type)

@@ -151,9 +151,10 @@ def backward(
     """Return dq, dk and dv of `attend`. saved: shaped as its results."""
     heads, by_kernel = Heads(pattern.lists, q.shape[1], k.shape[1]), _has_kernel(q, flags.backend)
     dtype = compute_dtype(q.dtype)
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    has_pairs = bool(pattern.keep and q.numel() and k.shape[0] and pattern.layout.batch)
+    dq = (torch.empty if has_pairs else torch.zeros)(q.shape, dtype=q.dtype, device=q.device)
     sums = [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v)]
-    if pattern.keep and q.numel() and k.shape[0] and pattern.layout.batch:
+    if has_pairs:
         backend = native.backend_of(q, k, v, heads.group, flags)
         if flags.deterministic and not by_kernel:
             backend = None
@@ -180,8 +181,6 @@ def backward(
             )
             if flags.deterministic:
                 _add_in_order(totals, rows, count, targets)
-    else:
-        dq.zero_()
     return dq, *(total.to(x.dtype) for total, x in zip(sums, (k, v)))  # type: ignore[return-value]
 
 

@@ -20,7 +20,7 @@ from ..runtime.spec import AttentionSpec, Flags, Saved
 from ..torch_ops import flops, ops
 from ..torch_ops.run import prepare
 
-_MODULES = {"sm90": "fa4.sm90.sparse.plan"}  # by backend
+_MODULES = {"sm90": "fa4.sm90.sparse.plan", "sm100": "fa4.sm100.sparse.plan"}  # by backend
 
 
 def backend_of(q: Tensor, k: Tensor, v: Tensor, group: int, flags: Flags) -> str | None:

@@ -127,7 +127,7 @@ _LISTED_LATENT = dict(
     head_dim=_LATENT["head_dim"],
     head_dim_v=_LATENT["head_dim_v"],
     group=("8", "mqa", "128"),
-    direction=("inference",),  # the gradients are those of other wide heads
+    direction=("inference",),
     layout=("contiguous", "unaligned"),
 )
 _LATENT_ROWS = _8BIT_LATENT | dict(
@@ -237,6 +237,13 @@ ARRAYS = {
         # Each query attends to the keys that it lists.
         Array("sparse", SPARSE.without(**_CHIPS), 2),
         Array("sparse-latent", SPARSE.without(**_CHIPS).with_levels(**_LISTED_LATENT), 2, backends=("sm90", "sm100")),
+        # On Hopper, gradients of latents are those of other wide heads.
+        Array(
+            "sparse-latent-training",
+            SPARSE.without(**_CHIPS).with_levels(**_LISTED_LATENT | dict(direction=("training",))),
+            2,
+            backends=("sm100",),
+        ),
         Array("sparse-triples", SPARSE.without(head_dim=("128", "192", "256")), 3),
         Array("calls-triples", _CALLS_IN_TORCH, 3),
         Array("caches-triples", _CACHES_IN_TORCH, 3),

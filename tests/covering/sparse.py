@@ -180,8 +180,8 @@ def build(row: Row, seed: int, device: str = "cpu", is_small: bool = True, varia
 
     trains = row["direction"] == "training"
     leaves = {name: x.detach().to(device).requires_grad_(trains) for name, x in leaves.items()}
-    if is_latent:
-        leaves["v"] = leaves["k"][..., :head_dim_v]
+    if is_latent:  # a leaf of its own, so that its gradient is no part of k's
+        leaves["v"] = leaves["k"].detach()[..., :head_dim_v].requires_grad_(trains)
     inputs = AttentionInputs(*(there(x) for x in i.tensors), *i.max_seqlens)  # type: ignore[arg-type]
     problem = cases.replace(problem, inputs=inputs, dout=problem.dout.to(device), dlse=problem.dlse.to(device))
     tensors = {name: there(x) for name, x in tensors.items()}

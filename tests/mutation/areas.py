@@ -286,6 +286,10 @@ AREAS = (
         (
             "fa4/sparse/*",
             "fa4/sm90/sparse/*",
+            "fa4/sm100/sparse/*",
+            "fa4/bwd/device/list_work.py",
+            "fa4/bwd/lists.py",
+            "fa4/bwd/lists_plan.py",
             "fa4/fwd/kernels/select.py",
             "fa4/bwd/kernels/ordered_sums.py",
             "fa4/bwd/launchers.py",
@@ -296,6 +300,7 @@ AREAS = (
             "tests/test_ordered_sums.py",
             "tests/sm90/test_sparse.py",
             "tests/sm90/test_sparse_front.py",
+            "tests/sm100/test_sparse.py",
         ),
     ),
     Area(

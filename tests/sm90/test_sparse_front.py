@@ -12,18 +12,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.bwd.device.list_work import SparseWork
 from fa4.emulator import emulate
 from fa4.runtime import jit
 from fa4.runtime.device import chip_of
 from fa4.sm90.sparse.config import TILE_N
 from fa4.sm90.sparse.front import advance, first_block, load_front
-from fa4.sm90.sparse.work import SparseWork
 
 
 @cute.kernel
 def find(rows: cute.Tensor, count: Int32, k: cute.Tensor, front: cute.Tensor, found: cute.Tensor, row: Int32):
     """One warp: find the block, then come to a row."""
-    context = SimpleNamespace(args=SimpleNamespace(tensors=SimpleNamespace(rows=rows, k=k, front=front)))
+    tensors = SimpleNamespace(rows=rows, k=k, front=front)
+    context = SimpleNamespace(args=SimpleNamespace(tensors=tensors), cfg=SimpleNamespace(tile_n=TILE_N))
     none = Int32(0)
     before = load_front(context)
     found[cute.arch.lane_idx()] = first_block(context, SparseWork(none, none, none, none, none, count), before)

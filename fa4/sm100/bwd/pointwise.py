@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
@@ -29,6 +30,23 @@ from .config import CHUNK, Sm100BackwardSteps
 RowStatistic = Callable[[int], list[Float32]]  # index, a multiple of 4 -> values of this element and the next three
 
 
+class StepShape(Protocol):
+    """What the code here needs of a configuration: elements of a thread in a step, pairs of every 16 whose exp2 runs on
+    the FMA units, and types of P and dS."""
+
+    @property
+    def half(self) -> int: ...
+
+    @property
+    def polynomial(self) -> int: ...
+
+    @property
+    def operand_dtype(self) -> type[cutlass.Numeric]: ...
+
+    @property
+    def ds_dtype(self) -> type[cutlass.Numeric]: ...
+
+
 @dataclass(frozen=True)
 class StepElements(Constant):
     """The `cfg.half` elements of a thread in a step.
@@ -37,8 +55,8 @@ class StepElements(Constant):
     element that the band keeps; empty if it keeps all.
     """
 
-    cfg: Sm100BackwardSteps
-    args: BackwardKernelArguments
+    cfg: StepShape
+    args: Any  # with `mods.dropout`, if there is dropout
     scoring: Scoring
     keep_bits: list[Int32] | None
     band_words: list[Int32]
@@ -135,6 +153,6 @@ def scoring_of(
     return Scoring(factors.scale_over_cap if cfg.has_softcap else None, score, mask)
 
 
-def band_words(cfg: Sm100BackwardSteps, first: Int32 | None, stop: Int32) -> list[Int32]:
+def band_words(cfg: StepShape, first: Int32 | None, stop: Int32) -> list[Int32]:
     """Words of the elements first <= i < stop of a step; no lower bound if `first` is None."""
     return [mask_bits(first, stop, column) for column in range(0, cfg.half, 32)]

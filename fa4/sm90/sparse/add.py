@@ -11,20 +11,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ...bwd.device.list_work import SparseWork, work_tile
 from ...fwd.device.key_rows import prefetch
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.roles import WARP
 from ...pipeline.tma import bulk_add, bulk_store
 from .config import TILE_N
-from .context import SparseContext
+from .context import Sm90SparseContext
 from .front import advance, first_block, load_front, start_block, start_slot
-from .work import SparseWork, work_tile
 
 _ROWS = TILE_N // WARP  # of a thread
 
 
 @cute.jit
-def add_dv(context: SparseContext):
+def add_dv(context: Sm90SparseContext):
     ends, work, start, front = context.ends("add_dV"), work_tile(context), Int32(0), Int32(0)
     if const_expr(context.cfg.has_front):
         front = load_front(context)
@@ -37,7 +37,7 @@ def add_dv(context: SparseContext):
 
 
 @cute.jit
-def add_dk(context: SparseContext):
+def add_dk(context: Sm90SparseContext):
     ends, work = context.ends("add_dK"), work_tile(context)
     start, columns, staged = start_block(context, ends), context.cfg.head_dim, consume(ends.dK_add_dK)
     add_blocks(context, work, start, "dK", columns, context.args.tensors.dk, staged, None)
@@ -45,7 +45,7 @@ def add_dk(context: SparseContext):
 
 @cute.jit
 def add_blocks(
-    context: SparseContext,
+    context: Sm90SparseContext,
     work: SparseWork,
     start: Int32,
     region: cutlass.Constexpr[str],
@@ -54,12 +54,12 @@ def add_blocks(
     staged: Cursor,
     front: Int32 | None,
 ):
-    for n in cutlass.range(work.blocks, unroll=1):
-        block = work.block(start, n)
+    for n in cutlass.range(work.blocks(context), unroll=1):
+        block = work.block(context, start, n)
         keys = [block * TILE_N + i * WARP + cute.arch.lane_idx() for i in range(_ROWS)]
-        rows = [target_row(context, work, key) for key in keys]
+        rows = [work.target_row(context, key) for key in keys]
         if const_expr(context.cfg.has_front):
-            prefetch_sums(context, work, work.block(start, n + 1), columns, target)
+            prefetch_sums(context, work, work.block(context, start, n + 1), columns, target)
             if const_expr(front is not None):
                 advance(context, front, rows[0])
         staged.wait()
@@ -74,7 +74,9 @@ def add_blocks(
         staged = staged.next()
 
 
-def prefetch_sums(context: SparseContext, work: SparseWork, block: Int32, columns: int, target: cute.Tensor) -> None:
+def prefetch_sums(
+    context: Sm90SparseContext, work: SparseWork, block: Int32, columns: int, target: cute.Tensor
+) -> None:
     """Bring the rows of a block's sums to the L2 cache; an addition to a row that is not there takes longer. Past the
     end of the list, its last row."""
     for i in range(_ROWS):
@@ -82,16 +84,8 @@ def prefetch_sums(context: SparseContext, work: SparseWork, block: Int32, column
         prefetch(target.iterator + cute.crd2idx((row, work.head, 0), target.layout), 4 * columns)
 
 
-def target_row(context: SparseContext, work: SparseWork, key: Int32) -> Int32:
-    """Return the row of dk and dv for a listed key, or any row if the list has no such key."""
-    if not context.cfg.deterministic:
-        return work.key_row(context, key)
-    lists, longest = context.args.tensors.rows.shape[1:]
-    return (work.token * lists + work.list) * longest + key
-
-
 def add_row(
-    context: SparseContext, work: SparseWork, region: str, columns: int, target: cute.Tensor, i: int, row: Int32
+    context: Sm90SparseContext, work: SparseWork, region: str, columns: int, target: cute.Tensor, i: int, row: Int32
 ) -> None:
     """One thread: start to add its i-th row of a block to a row of the target, or to store it there."""
     stride = context.cfg.sum_row_bytes(columns) // 4

@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ...bwd.device.list_work import SparseWork, work_tile
 from ...core.constant import Constant
 from ...core.vec_io import bits, store_vec
 from ...pipeline.cursor import Cursor, consume, produce
@@ -24,19 +25,18 @@ from ..bwd.common.pointwise import pack
 from ..wgmma import ROWS
 from ..wgmma_order import wait
 from .config import TILE_N
-from .context import SparseContext
+from .context import Sm90SparseContext
 from .front import start_block
 from .rows import RowStatistics, store_dq
-from .work import SparseWork, work_tile
 
 
 @cute.jit
-def dv(context: SparseContext):
+def dv(context: Sm90SparseContext):
     run(context, "dV")
 
 
 @cute.jit
-def dk(context: SparseContext):
+def dk(context: Sm90SparseContext):
     run(context, "dK")
 
 
@@ -56,7 +56,7 @@ class Cursors(NamedTuple):
 class SparseConsumer(Constant):
     """Operands and accumulators of a compute role, created once."""
 
-    def __init__(self, context: SparseContext, role: str, work: SparseWork) -> None:
+    def __init__(self, context: Sm90SparseContext, role: str, work: SparseWork) -> None:
         cfg, self.ends = context.cfg, context.ends(role)
         self.context, self.cfg, self.role, self.work = context, cfg, role, work
         self.has_scores, self.has_dq = cfg.has_scores(role), cfg.has_dq(role)
@@ -104,7 +104,7 @@ class SparseConsumer(Constant):
 
     def compute_p(self, rows: RowStatistics, block: Int32) -> None:
         """Replace S by P; P of keys past the end of the list is 0. block: see `run`."""
-        of_last = self.work.count - (self.work.blocks - 1) * TILE_N
+        of_last = self.work.count - (self.work.blocks(self.context) - 1) * TILE_N
         limit = Int32(cutlass.select_(block == 0, of_last, TILE_N)) - first_column()
         for i in range(cute.size(self.s)):
             exponent = self.s[i] * self.context.args.scale_log2 + rows.minus_lse[i // 2 % 2]
@@ -184,7 +184,7 @@ def packed(x: cute.Tensor, dtype: type[cutlass.Numeric]) -> list[Int32]:
 
 
 @cute.jit
-def run(context: SparseContext, role: cutlass.Constexpr[str]):
+def run(context: Sm90SparseContext, role: cutlass.Constexpr[str]):
     """Blocks are counted from the last one of the list, which is 0: this takes the fewest registers."""
     work = work_tile(context)
     consumer = SparseConsumer(context, role, work)
@@ -201,12 +201,12 @@ def run(context: SparseContext, role: cutlass.Constexpr[str]):
             consumer.start_scores(cursors.k)
             consumer.start_dp(cursors.v)
             wait(1)
-            consumer.compute_p(rows, start + 1 - work.blocks)
+            consumer.compute_p(rows, start + 1 - work.blocks(context))
             wait(0)
             cursors.v.arrive()
             consumer.compute_ds(rows)
             consumer.store_scores(cursors)
-        for block in cutlass.range(start + 2 - work.blocks, start + 1, unroll=1):
+        for block in cutlass.range(start + 2 - work.blocks(context), start + 1, unroll=1):
             consumer.step(rows, cursors, block)
             cursors = cursors.next()
         consumer.step(rows, cursors, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.variant import Variant
+from ...bwd.lists_plan import SparseBackwardOptions
 from ...pipeline.smem import Tile
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 
@@ -18,7 +18,7 @@ SUM_PADDING = 16  # bytes after a row of dK or dV in shared memory, against bank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseBackwardConfig(Variant):
+class SparseBackwardConfig(SparseBackwardOptions):
     """A CTA has `tile_m` query heads of a list's key/value head, all of them if they are 128 or fewer. The fields are
     the compile key.
 
@@ -32,6 +32,7 @@ class SparseBackwardConfig(Variant):
     smem_bytes: int
     has_front: bool
     ctas: ClassVar[int] = 1
+    tile_n: ClassVar[int] = TILE_N
 
     def __post_init__(self) -> None:
         if self.has_front and self.deterministic:
@@ -44,11 +45,6 @@ class SparseBackwardConfig(Variant):
     @property
     def tile_m(self) -> int:
         return ROWS if self.group <= ROWS else 2 * ROWS
-
-    @property
-    def row_tiles(self) -> int:
-        """CTAs that share the query heads of a key/value head."""
-        return -(-self.group // self.tile_m)
 
     @property
     def scorers(self) -> tuple[str, ...]:

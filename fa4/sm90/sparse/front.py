@@ -12,15 +12,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...bwd.device.list_work import SparseWork
 from ...pipeline.cursor import consume
 from ...pipeline.ends import Ends
 from ...pipeline.roles import WARP
 from .config import TILE_N
-from .context import SparseContext
-from .work import SparseWork
+from .context import Sm90SparseContext
 
 
-def start_block(context: SparseContext, ends: Ends) -> Int32:
+def start_block(context: Sm90SparseContext, ends: Ends) -> Int32:
     """Return the block that the CTA starts with, as role add_dV found it."""
     if not context.cfg.has_front:
         return Int32(0)
@@ -28,27 +28,27 @@ def start_block(context: SparseContext, ends: Ends) -> Int32:
     return Int32(start_slot(context)[0])
 
 
-def start_slot(context: SparseContext) -> cute.Tensor:
+def start_slot(context: Sm90SparseContext) -> cute.Tensor:
     """Return the shared memory of the block that the CTA starts with."""
     return cute.make_tensor(context.smem.pointer("start", Int32), cute.make_layout(1))
 
 
-def load_front(context: SparseContext) -> Int32:
+def load_front(context: Sm90SparseContext) -> Int32:
     return cute.arch.load(context.args.tensors.front.iterator, Int32, sem="relaxed", scope="gpu")
 
 
-def first_block(context: SparseContext, work: SparseWork, front: Int32) -> Int32:
+def first_block(context: Sm90SparseContext, work: SparseWork, front: Int32) -> Int32:
     """Whole warp: return the block to start with. Of long lists, lanes look at every n-th block."""
     row = front % cute.size(context.args.tensors.k, mode=[0])
-    step = cute.ceil_div(work.blocks, WARP)
+    step = cute.ceil_div(work.blocks(context), WARP)
     block = cute.arch.lane_idx() * step
-    is_before = (block < work.blocks) & (work.key_row(context, block * TILE_N) < row)
+    is_before = (block < work.blocks(context)) & (work.key_row(context, block * TILE_N) < row)
     first = cute.arch.popc(cute.arch.vote_ballot_sync(is_before)) * step
-    return Int32(cutlass.select_(first < work.blocks, first, Int32(0)))
+    return Int32(cutlass.select_(first < work.blocks(context), first, Int32(0)))
 
 
 @cute.jit
-def advance(context: cutlass.Constexpr[SparseContext], front: Int32, row: Int32):
+def advance(context: cutlass.Constexpr[Sm90SparseContext], front: Int32, row: Int32):
     """Whole warp: tell that this CTA, which found `front`, has come to the first lane's row."""
     if cute.arch.lane_idx() == 0:
         keys = cute.size(context.args.tensors.k, mode=[0])

@@ -14,24 +14,14 @@ products read them transposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32
-
-from ...core.arguments import ALIGNMENT
-from ...core.sequence import align_strides, as_matrices
+from ...bwd.lists import SparseBackwardKernel
 from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable
-from ...pipeline.kernel import RoleKernel
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
-from ...runtime import jit
 from .add import add_dk, add_dv
 from .compute import dk, dv
 from .config import GATHERERS, STAGES, TILE_N, SparseBackwardConfig
-from .context import SparseArguments, SparseContext, SparseTensors
+from .context import Sm90SparseContext
 from .gather import gather
 
 ROLES = RoleTable(
@@ -82,30 +72,4 @@ def smem_map(cfg: SparseBackwardConfig, table: ChannelTable) -> SmemMap:
     )
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class SparseBackwardKernel(RoleKernel[SparseBackwardConfig]):
-    """The kernel and its launch."""
-
-    @cute.jit
-    def launch(
-        self, tensors: SparseTensors, scale: Float32, scale_log2: Float32, cfg: cutlass.Constexpr, stream: Any
-    ) -> None:
-        """Add to tensors.dk and dv, and write dq."""
-        by_rows = {name: as_matrices(getattr(tensors, name)) for name in ("q", "out", "dout", "dq")}
-        by_keys = {name: align_strides(getattr(tensors, name)) for name in ("k", "v", "dk", "dv")}
-        tokens, parts = cute.size(tensors.q, mode=[0]), cute.size(tensors.q, mode=[2])
-        args = SparseArguments(tensors._replace(**by_rows, **by_keys), scale, scale_log2)
-        self.start(args, cfg, Int32(tokens * parts * cfg.row_tiles), stream)
-
-    def fake_args(self, cfg: SparseBackwardConfig) -> tuple:
-        q, out, dout, dq = (jit.fake_tensor(cfg.dtype, 4, align=ALIGNMENT) for _ in range(4))
-        k, v = (jit.fake_tensor(cfg.dtype, 3, align=ALIGNMENT) for _ in range(2))
-        lse = jit.fake_tensor(Float32, 2, align=4)
-        dlse = jit.fake_tensor(Float32, 2, align=4) if cfg.has_dlse else None
-        rows, count = jit.fake_tensor(Int32, 3, align=4), jit.fake_tensor(Int32, 2, align=4)
-        dk, dv = (jit.fake_tensor(Float32, 3, align=ALIGNMENT) for _ in range(2))
-        front = jit.fake_tensor(Int32, 1, align=4) if cfg.has_front else None
-        return SparseTensors(q, out, dout, dq, k, v, lse, dlse, rows, count, dk, dv, front), Float32(0), Float32(0)
-
-
-KERNEL = SparseBackwardKernel("sm90.sparse_backward", channels, smem_map, SparseContext)
+KERNEL = SparseBackwardKernel("sm90.sparse_backward", channels, smem_map, Sm90SparseContext)

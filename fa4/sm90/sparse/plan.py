@@ -7,11 +7,10 @@ import functools
 import torch
 from torch import Tensor
 
+from ...bwd import lists_plan
 from ...core.program import ProgramRef
-from ...core.softmax import LOG2_E
-from ...core.variant import Variant
 from ...runtime.device import Chip, chip_of
-from ...runtime.spec import AttentionSpec, Saved
+from ...runtime.spec import Saved
 from ..wgmma import ROWS
 from .config import SparseBackwardConfig
 
@@ -44,15 +43,13 @@ def backward(
         deterministic: `dkv` has a row for each entry of the lists, (tokens * lists * longest list, key/value heads of
             a list, columns). Store its gradients there; rows of unused entries are not written.
     """
-    k, v, rows, count = keys
+    k, v, rows, _ = keys
     parts, chip = rows.shape[1] * k.shape[1], chip_of(q.device)
     has_front = not deterministic and exceed_l2(dkv, chip)
     columns = q.shape[2], v.shape[2]
     cfg = _config(q.dtype, q.shape[1] // parts, *columns, saved.dlse is not None, deterministic, has_front, chip)
-    by_rows = [x.unflatten(1, (parts, -1)).transpose(1, 2) for x in (q, saved.out, saved.dout, dq)]
     front = torch.zeros(1, dtype=torch.int32, device=q.device) if has_front else None
-    tensors = (*by_rows, k, v, saved.lse, saved.dlse, rows, count, *dkv, front)
-    KERNEL.launcher(cfg, chip)(tensors, softmax_scale, softmax_scale * LOG2_E)
+    lists_plan.launch(KERNEL, cfg, chip, saved, q, keys, dq, dkv, softmax_scale, front)
 
 
 def exceed_l2(sums: tuple[Tensor, Tensor], chip: Chip) -> bool:
@@ -65,6 +62,5 @@ def _config(
     dtype: torch.dtype, group: int, head_dim: int, head_dim_v: int, has_dlse: bool, deterministic: bool,
     has_front: bool, chip: Chip,
 ) -> SparseBackwardConfig:  # fmt: skip
-    spec = AttentionSpec(dtype, head_dim, head_dim_v, group, 1, 1.0, needs_backward=True, deterministic=deterministic)
-    fields = Variant.fields(spec, backward=True, has_dlse=has_dlse)
+    fields = lists_plan.fields(dtype, group, head_dim, head_dim_v, has_dlse, deterministic)
     return SparseBackwardConfig(**fields, smem_bytes=chip.smem_per_block, has_front=has_front)

@@ -8,12 +8,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from ...bwd.device.list_work import SparseWork
 from ...core.fragment_coords import reduce_row
 from ...core.softmax import LOG2_E
 from ...core.vec_io import load_halves, pack_half, store_vec
 from ...pipeline.fragment import LANES_PER_ROW, ROWS_PER_THREAD, first_column, row_in_warp
-from .context import SparseContext
-from .work import SparseWork
+from .context import Sm90SparseContext
 
 _VECTOR = 8  # columns per lane and iteration
 
@@ -26,7 +26,7 @@ class RowStatistics(NamedTuple):
     minus_delta: list[Float32]
 
     @staticmethod
-    def of(context: SparseContext, work: SparseWork, first: Int32) -> RowStatistics:
+    def of(context: Sm90SparseContext, work: SparseWork, first: Int32) -> RowStatistics:
         """Compute them. first: the warp's first row."""
         cfg, t = context.cfg, context.args.tensors
         minus_lse, minus_delta = [], []
@@ -44,7 +44,7 @@ class RowStatistics(NamedTuple):
         return RowStatistics(minus_lse, minus_delta)
 
 
-def row_delta(context: SparseContext, work: SparseWork, row: Int32) -> Float32:
+def row_delta(context: Sm90SparseContext, work: SparseWork, row: Int32) -> Float32:
     """Return the sum of dO * O over a row, which exists; the four threads of the row all get it."""
     columns, total = context.cfg.head_dim_v, Float32(0.0)
     out, dout = (work.matrix(x) for x in (context.args.tensors.out, context.args.tensors.dout))
@@ -61,7 +61,7 @@ def row_delta(context: SparseContext, work: SparseWork, row: Int32) -> Float32:
 
 
 @cute.jit
-def store_dq(context: SparseContext, work: SparseWork, first: Int32, dq: cute.Tensor):
+def store_dq(context: Sm90SparseContext, work: SparseWork, first: Int32, dq: cute.Tensor):
     """Store a warp's rows of dQ, times the scale. first: its first row."""
     cfg, scale = context.cfg, context.args.scale
     matrix = work.matrix(context.args.tensors.dq)

@@ -3,7 +3,7 @@
 import pytest
 from warpcheck.errors import Deadlock, IllegalInstruction, LaunchRefused, RegisterFileOverflow, UnknownInstruction
 from warpcheck.machine import Checks, Machine
-from warpcheck_cases.handwritten import entry, launch
+from warpcheck_cases.handwritten import BOUNDED, entry, launch
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,16 @@ def test_registers_move_between_warpgroups():
 
 
 def test_registers_that_nobody_gives_back():
+    body = GROUPS.format(first=DEC.format(248), second=INC.format(256))
     with pytest.raises(RegisterFileOverflow, match="nobody gives any back") as caught:
-        launch(GROUPS.format(first=DEC.format(248), second=INC.format(256)), block=256)
+        launch(body, block=256)
     assert "setmaxnreg.inc from 248 to 256 needs 256, the CTA's pool has 0" in str(caught.value)
+
+
+def test_the_assembler_ignores_setmaxnreg_without_a_bound_of_registers():
+    body = GROUPS.format(first=DEC.format(248), second=INC.format(256))
+    text = entry(body, 0).replace(BOUNDED, "")
+    Machine("sm_100a").launch(text, "test", grid=(1, 1, 1), block=(256, 1, 1))
 
 
 def test_a_hang_before_registers_are_given_back_is_a_deadlock():

@@ -232,19 +232,34 @@ MERGED = {
 }  # fmt: skip
 
 
+def tied(kernel, instructions):
+    """The blocks of PTX with slots. instructions: opcode, guard, and root of the PTX instruction."""
+    line_of = {instruction.parts[0]: instruction.line for instruction in kernel.instructions}
+    steady = Control(1, False, None, None, 0, 0)
+    machine = tuple(
+        code.MachineInstruction(16 * i, opcode, guard, "", steady, line_of[of])
+        for i, (opcode, guard, of) in enumerate(instructions)
+    )
+    lines = {instruction.line: [i] for i, instruction in enumerate(kernel.instructions)}
+    model = tie(kernel, code.Function("test", machine, frozenset()), lines, "sm_100a")
+    return [block for block in model.blocks if block.slots]
+
+
 @pytest.mark.parametrize("name", MERGED)
 def test_merged_blocks_are_issued_where_all_threads_come(name):
     kernel = code_of(entry(TAKES_OVER, 0), "test")
-    at = {instruction.parts[0]: i for i, instruction in enumerate(kernel.instructions)}
-    steady = Control(1, False, None, None, 0, 0)
-    instructions = tuple(
-        code.MachineInstruction(16 * i, opcode, guard, "", steady, kernel.instructions[at[of]].line)
-        for i, (opcode, guard, of) in enumerate([*MERGED[name], ("BAR.SYNC", "", "bar"), ("EXIT", "", "ret")])
-    )
-    lines = {instruction.line: [i] for i, instruction in enumerate(kernel.instructions)}
-    model = tie(kernel, code.Function("test", instructions, frozenset()), lines, "sm_100a")
-    (block,) = (block for block in model.blocks if block.slots)
-    assert block.start <= at["bar"] < block.stop and len(block.slots) == len(instructions)
+    barrier = next(i for i, instruction in enumerate(kernel.instructions) if instruction.parts[0] == "bar")
+    instructions = [*MERGED[name], ("BAR.SYNC", "", "bar"), ("EXIT", "", "ret")]
+    (block,) = tied(kernel, instructions)
+    assert block.start <= barrier < block.stop and len(block.slots) == len(instructions)
+
+
+def test_a_branch_at_the_line_of_a_repeated_move_does_not_tell_where_its_block_belongs():
+    """The compiler repeats a move of the kernel's start at the end of a loop, and the branch back has its line."""
+    kernel = code_of(entry(TAKES_OVER, 0), "test")
+    barrier = next(i for i, instruction in enumerate(kernel.instructions) if instruction.parts[0] == "bar")
+    (block,) = tied(kernel, [("BAR.SYNC", "", "bar"), ("BRA", "@P0", "mov"), ("EXIT", "", "ret")])
+    assert block.start <= barrier < block.stop
 
 
 # By hand: (slots, clocks at which they issue, clocks until the next could).

@@ -33,6 +33,9 @@ DONE:
 WAIT = "LOOP: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra LOOP;"
 
 
+BOUNDED = ".minnctapersm 1"  # without a bound of registers, ptxas ignores setmaxnreg
+
+
 def entry(body: str, pointers: int, target: str = "sm_100a") -> str:
     """Registers: %p, %r (b32), %d (b64), %f. %a0, %a1, ... are the pointers; %r0 thread, %r1 CTA, %r2 shared memory."""
     params = ", ".join(f".param .u64 q{i}" for i in range(pointers))
@@ -40,7 +43,7 @@ def entry(body: str, pointers: int, target: str = "sm_100a") -> str:
     registers = ".reg .pred %p<16>; .reg .b32 %r<64>; .reg .b64 %d<32>; .reg .f32 %f<16>; "
     registers += f".reg .b64 %a<{max(pointers, 1)}>;"
     start = "mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mov.b32 %r2, smem;"
-    text = f".visible .entry test({params}) {{\n{registers}\n{loads}\n{start}\n{body}\nret;\n}}\n"
+    text = f".visible .entry test({params}) {BOUNDED} {{\n{registers}\n{loads}\n{start}\n{body}\nret;\n}}\n"
     return HEADER.format(target=target) + text
 
 

@@ -280,9 +280,11 @@ class _Loaded:
         named = names_of_variables(lowering.layout.shared, sizes)
         named |= {dynamic_shared + offset: name for offset, name in barriers.items()}
         maxnreg = kernel.directives.get("maxnreg", (0,))[0]
+        moves_registers = bool({"maxnreg", "minnctapersm"} & kernel.directives.keys())
         self.program = core.Program(
             rows, wide, lowering.constant_words, lowering.preset_rows, lowering.register_words,
             len(lowering.register_bits), lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg, named,
+            moves_registers,
         )  # fmt: skip
 
     def check_chip(self, facts: ChipFacts) -> None:

@@ -162,11 +162,11 @@ def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
             reads = 0 if slot.read is None else 1 << slot.read
             latency = round(slot.latency) or 12
             occupancy = 1 if slot.pipe in _SHARED else slot.occupancy
+            carries = 0 if carrier.get(ptx) != number else 2 if slot.guarded else 1
             contention = [round(1000 * cost) for cost in (slot.takes, slot.slowed)]
             slots.append((pipes.index(slot.pipe), round(occupancy), round(1000 * slot.holds),
                           int(slot.pipe in _ORDERED), slot.stall, slot.wait, sets, reads,
-                          latency, round(slot.released) or latency, ptx, int(carrier.get(ptx) == number),
-                          *contention))  # fmt: skip
+                          latency, round(slot.released) or latency, ptx, carries, *contention))  # fmt: skip
         blocks.append((block.start, block.stop, first, len(slots)))
     return _issue(tuple(pipes), slots, kernel, blocks, "machine code")
 

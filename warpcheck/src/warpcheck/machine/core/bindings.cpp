@@ -29,7 +29,7 @@ Operand operand_from(PyObject* t) {
 }
 
 // Program from the tuple (rows, constants, constant words, presets, register words, register count, local bytes, static
-// shared bytes, maximum registers, barrier names by offset).
+// shared bytes, maximum registers, barrier names by offset, whether setmaxnreg has an effect).
 // A row is (op, type, type2, destinations, sources, modifiers in the order of their record, guard, aligned, sync), a
 // constant (value, offset, words), a preset (operand, code, value).
 Ref make_program(PyObject* arguments) {
@@ -70,6 +70,7 @@ Ref make_program(PyObject* arguments) {
     p->static_shared_bytes = number<uint32_t>(item(arguments, 7));
     p->max_registers = number<uint32_t>(item(arguments, 8));
     each_of_dict(item(arguments, 9), [&](PyObject* offset, PyObject* name) { p->barrier_names[number<uint32_t>(offset)] = text(name); });
+    p->moves_registers = truth(item(arguments, 10));
     return capsule(kProgram, p.release());
 }
 

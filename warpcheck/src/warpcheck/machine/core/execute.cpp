@@ -228,7 +228,10 @@ Next Engine::set_registers(Exec& x) {
     const std::string text = std::string("setmaxnreg.") + (grows ? "inc" : "dec") + " to " + std::to_string(wanted);
     if (wanted % 8 || wanted < 24 || wanted > 256) fail(Check::IllegalInstruction, text + ": not a multiple of 8 in 24..256");
     if (grows ? wanted < have : wanted > have) fail(Check::IllegalInstruction, text + " but the warp has " + std::to_string(have));
-    if (grows && (wanted - have) * 32 > cta.pool_registers) {   // blocks until other warps release enough
+    if (grows && (wanted - have) * 32 > cta.pool_registers) {
+        // ptxas ignores all setmaxnreg of a kernel with neither .maxnreg nor .minnctapersm (C7508), so none of them waits.
+        if (!program_.moves_registers) return Next::Advance;
+        // Blocks until other warps release enough.
         x.f.wait = Wait::Registers;
         x.f.poll_epoch = epoch_;
         return Next::Stay;

@@ -97,6 +97,7 @@ struct Program {
     uint32_t local_bytes = 0;               // per thread
     uint32_t static_shared_bytes = 0;
     uint32_t max_registers = 0;             // per thread at launch, as on the chip
+    bool moves_registers = true;            // false: the assembler ignores setmaxnreg, as the count at launch is unknown
     bool uses_wgmma = false;
     std::map<uint32_t, std::string> barrier_names;      // by offset in the shared window
 

@@ -263,7 +263,10 @@ private:
                     Step step{uint32_t(s), 0, 0};
                     if (slot.carries && slot.instruction >= 0) {
                         const auto found = held.find(slot.instruction);
-                        if (found != held.end() && !found->second.empty() && found->second.front().at < again[k]) {
+                        // A predicate replaced the branch around an earlier block: if the warp skipped that block, the
+                        // next event of its instruction belongs to a later passage.
+                        const bool joined = slot.carries == 2 && slot.instruction < block.begin;
+                        if (found != held.end() && !found->second.empty() && found->second.front().at < (joined ? p.at : again[k])) {
                             step.event = found->second.front().event, step.events = found->second.front().events;
                             found->second.pop_front();
                         }

@@ -39,7 +39,7 @@ struct Slot {
     int64_t latency;            // cycles from issue to result, unless a unit determines it
     int64_t read;               // cycles from issue until its operands may be overwritten
     int64_t instruction;        // PTX instruction that it belongs to, or -1
-    int64_t carries;            // 1: performs the action and events of that instruction
+    int64_t carries;            // 1: performs the action and events of that instruction; 2: the same, under a predicate
     // Beside a wgmma, in 1/1000 cycles: time taken from the product, and additional occupancy of its own pipe.
     int64_t takes, slowed;
 };

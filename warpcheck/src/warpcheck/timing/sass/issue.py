@@ -315,7 +315,7 @@ def _homes(kernel: Kernel, function: Function, slots: Sequence[Slot], of_ptx: fl
             if slot.ptx is None:
                 continue
             home = of_ptx.of(slot.ptx)
-            if i == span[-1] and instruction.root in flow.ENDS:
+            if i == span[-1] and instruction.root in flow.ENDS and not _is_repeated(kernel, slot.ptx):
                 sure.append(home)
             likely[home] += 1 if instruction.guard else 2
         if sure:
@@ -328,6 +328,14 @@ def _homes(kernel: Kernel, function: Function, slots: Sequence[Slot], of_ptx: fl
         else:
             untied.append(Untied(span.start, span.stop, "no instruction here has a line of PTX"))
     return homes, untied
+
+
+def _is_repeated(kernel: Kernel, index: int) -> bool:
+    """Whether the compiler may repeat a PTX instruction wherever it needs the result.
+
+    A branch after such a copy can have its line.
+    """
+    return kernel.instructions[index].parts[0] == "mov"
 
 
 def _block(

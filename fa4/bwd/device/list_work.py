@@ -1,4 +1,4 @@
-"""Work of a CTA: query heads of a token that share a key/value head of a list."""
+"""Work of a CTA, or of a pair, of a backward of lists: query heads of a token that share a key/value head of a list."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .config import TILE_N
-from .context import SparseContext
+from ..lists import SparseContext
 
 
 class SparseWork(NamedTuple):
@@ -22,19 +21,25 @@ class SparseWork(NamedTuple):
     head: Int32
     count: Int32
 
-    @property
-    def blocks(self) -> Int32:
-        return cute.ceil_div(self.count, TILE_N)
+    def blocks(self, context: SparseContext) -> Int32:
+        return cute.ceil_div(self.count, context.cfg.tile_n)
 
-    def block(self, start: Int32, i: Int32) -> Int32:
-        """Return the i-th block in the order of the loop, which starts with `start` and wraps around."""
-        block = start + i
-        return Int32(cutlass.select_(block < self.blocks, block, block - self.blocks))
+    def block(self, context: SparseContext, start: Int32, i: Int32) -> Int32:
+        """Return the i-th block in the order of a loop that starts with `start` and wraps around."""
+        block, blocks = start + i, self.blocks(context)
+        return Int32(cutlass.select_(block < blocks, block, block - blocks))
 
     def key_row(self, context: SparseContext, key: Int32) -> Int32:
         """Return the row of k and v of a listed key; of any valid row if the list has no such key."""
         last = cutlass.max(self.count - 1, 0)
         return context.args.tensors.rows[self.token, self.list, cutlass.min(key, last)]
+
+    def target_row(self, context: SparseContext, key: Int32) -> Int32:
+        """Return the row of dk and dv for a listed key, or any row if the list has no such key."""
+        if not context.cfg.deterministic:
+            return self.key_row(context, key)
+        lists, longest = context.args.tensors.rows.shape[1:]
+        return (self.token * lists + self.list) * longest + key
 
     def matrix(self, x: cute.Tensor) -> cute.Tensor:
         """Return the part of q, out, dout or dq: (rows, columns)."""
@@ -42,9 +47,9 @@ class SparseWork(NamedTuple):
 
 
 def work_tile(context: SparseContext) -> SparseWork:
-    """Return the work of this CTA."""
+    """Return the work of this CTA or pair."""
     cfg, t = context.cfg, context.args.tensors
-    index, per = Int32(cute.arch.block_idx()[0]), cute.size(t.k, mode=[1])
+    index, per = Int32(cute.arch.block_idx()[0]) // cfg.ctas, cute.size(t.k, mode=[1])
     tile, index = index % cfg.row_tiles, index // cfg.row_tiles
     parts = cute.size(t.q, mode=[2])
     part, token = index % parts, index // parts

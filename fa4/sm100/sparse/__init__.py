@@ -1,0 +1,1 @@
+"""Backward of attention to listed keys, for Blackwell: `plan.backward`."""

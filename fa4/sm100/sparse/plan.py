@@ -1,0 +1,51 @@
+"""Host side of the sparse backward: which problems it serves, and its launch."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ...bwd import lists_plan
+from ...core.program import ProgramRef
+from ...runtime.device import Chip, chip_of
+from ...runtime.spec import Saved
+from ..stages import PANEL_COLUMNS
+from .config import MOST_COLUMNS, Sm100SparseConfig
+
+KERNEL = ProgramRef[Sm100SparseConfig]("sm100.sparse_backward", "fa4.sm100.sparse.kernel")
+
+
+def serves(dtype: torch.dtype, head_dim: int, head_dim_v: int, group: int, deterministic: bool) -> bool:
+    """Return whether the kernel has tiles for such rows. group: query heads of a key/value head of a list."""
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    if deterministic and group > Sm100SparseConfig.tile_m:  # two pairs would store to the same rows
+        return False
+    return is_half and all(d % PANEL_COLUMNS == 0 and d <= MOST_COLUMNS for d in (head_dim, head_dim_v))
+
+
+def backward(
+    saved: Saved, q: Tensor, keys: tuple[Tensor, Tensor, Tensor, Tensor], dq: Tensor, dkv: tuple[Tensor, Tensor],
+    softmax_scale: float, deterministic: bool = False,
+) -> None:  # fmt: skip
+    """Write dq; add dk and dv to `dkv`, or store them to it; see `fa4.sm90.sparse.plan.backward`."""
+    k, v, rows, count = keys
+    k, v = (_with_equal_distances(x) for x in (k, v))
+    parts, chip = rows.shape[1] * k.shape[1], chip_of(q.device)
+    cfg = _config(q.dtype, q.shape[1] // parts, q.shape[2], v.shape[2], saved.dlse is not None, deterministic, chip)
+    lists_plan.launch(KERNEL, cfg, chip, saved, q, (k, v, rows, count), dq, dkv, softmax_scale)
+
+
+def _with_equal_distances(x: Tensor) -> Tensor:
+    """Return k or v with rows whose heads follow each other at equal distances."""
+    heads = x.shape[1]
+    return x if heads == 1 or x.stride(0) == heads * x.stride(1) else x.contiguous()
+
+
+@functools.lru_cache(maxsize=256)
+def _config(
+    dtype: torch.dtype, group: int, head_dim: int, head_dim_v: int, has_dlse: bool, deterministic: bool, chip: Chip
+) -> Sm100SparseConfig:
+    fields = lists_plan.fields(dtype, group, head_dim, head_dim_v, has_dlse, deterministic)
+    return Sm100SparseConfig(**fields, smem_bytes=chip.smem_per_block)
