@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
@@ -43,9 +44,14 @@ EXAMPLES = {
 
 def all_rows() -> list[Row]:
     """The rows of every package, installed or not."""
-    from tests.emulator.public import cudnn_frontend, flash_attn_4, flashinfer_python, quack_kernels
+    from tests.emulator.public import cudnn_frontend, fla_core, flash_attn_4, flashinfer_python, quack_kernels
 
-    return [*flash_attn_4.ROWS, *quack_kernels.ROWS, *cudnn_frontend.ROWS, *flashinfer_python.ROWS]
+    rows = [*flash_attn_4.ROWS, *quack_kernels.ROWS, *cudnn_frontend.ROWS, *flashinfer_python.ROWS, *fla_core.ROWS]
+    if find_spec("triton"):
+        from tests.emulator.public import triton_compiler
+
+        rows += triton_compiler.ROWS
+    return rows
 
 
 def installed(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
