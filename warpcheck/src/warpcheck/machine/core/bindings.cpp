@@ -103,6 +103,8 @@ Config config_from(PyObject* options) {
             std::sort(c.regions.begin(), c.regions.end(), [](const Region& a, const Region& b) { return a.base < b.base; });
         } else if (name == "outputs") {     // (address, bytes, address of the record of writes)
             each(value, [&](PyObject* t) { c.outputs.push_back({word(item(t, 0)), word(item(t, 1)), reinterpret_cast<uint8_t*>(word(item(t, 2)))}); });
+        } else if (name == "clusters") {
+            each(value, [&](PyObject* n) { c.clusters.push_back(word(n)); });
         } else if (name == "before") {
             if (value != Py_None) c.before = held<TouchedPtr>(value, kTouched);
         } else if (name == "schedule") {

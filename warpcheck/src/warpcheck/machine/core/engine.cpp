@@ -44,6 +44,9 @@ Engine::Engine(const Program& program, const Config& config) : program_(program)
         cluster_count_ *= cluster_grid_[i];
         cluster_size_ *= config.cluster[i];
     }
+    for (const uint64_t number : config.clusters)
+        if (number >= cluster_count_) throw std::invalid_argument("cluster " + std::to_string(number) + " of a grid of " + std::to_string(cluster_count_));
+    if (!config.clusters.empty()) cluster_count_ = config.clusters.size();
     const uint32_t warps = (config.block[0] * config.block[1] * config.block[2] + 31) / 32;
     counters.waits.resize(program.code.size());
     counters.by_warp.assign(warps, std::vector<uint64_t>(program.code.size()));
@@ -161,7 +164,8 @@ void Engine::check_launch() const {
                                          " registers at launch; the SM has " + std::to_string(config_.registers_per_sm));
 }
 
-bool Engine::place_cluster(uint64_t number) {
+bool Engine::place_cluster(uint64_t n) {
+    const uint64_t number = cluster_number(n);
     const uint32_t threads = config_.block[0] * config_.block[1] * config_.block[2];
     const uint32_t rounded = (threads + 31) / 32 * 32;
     const uint32_t shared = kSharedReserved + program_.static_shared_bytes + config_.dynamic_shared;
