@@ -69,6 +69,7 @@ class LaunchReport:
     record: with `timing=True`, the input of the clock model; see `record`.
     differs: further orders in which the launch, from the same initial memory, left other bytes. differences: the
         first of these bytes in each, by tensor and offset.
+    clock_slots: components of the vector clocks, of warps and of asynchronous operations at a time.
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
 
@@ -84,6 +85,7 @@ class LaunchReport:
     lines: dict[int, int] = field(default_factory=dict)
     roles: dict[int, str] = field(default_factory=dict)
     trace_hash: int = 0
+    clock_slots: int = 0
     seconds: float = 0.0
     trace: list[tuple] = field(default_factory=list)
     record: Record | None = None
@@ -334,6 +336,7 @@ class _Loaded:
                 name = self.module.files.get(ins.file, "") if ins.file else ""
                 report.waits[f"{ins.opcode} ({name}:{ins.source_line}, ptx {ins.line})"] = n
         report.trace_hash = result["trace_hash"]
+        report.clock_slots = result["clock_slots"]
         report.trace = [
             (t, cta, warp, self.location((row, cta, warp, 0), grid, {}), count, what)
             for t, cta, warp, row, count, what in result["trace"]

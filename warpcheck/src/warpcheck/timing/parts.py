@@ -10,7 +10,8 @@ clusters run in the emulator, and are replayed:
                 take as many fewer tiles.
 
 Bytes that several clusters of the part read count as shared by as many of the whole grid: how often the grid reads a
-tensor follows from its size. Tensors that do not fit into L2 come from device memory.
+tensor follows from its size. If the tensors of a grid do not fit into L2, what one cluster reads alone comes from device
+memory, and no grid is faster than device memory.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from warpcheck.timing.chips import ChipTable
 from warpcheck.timing.code import issue_of
 from warpcheck.timing.replay import Times, replay, resident_ctas
 
+_ALONE = 2  # readers; of more, another one has mostly waited for device memory
 _AT_ONCE = 4  # clusters of a resident grid that run
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -112,9 +114,9 @@ def whole(record: Record, chip: ChipTable, sms: int, *, timeline: bool = False) 
     clusters = math.prod(launch.grid) // size
     resident_sms = min(sms, clusters * size)
     ranges, moved = _ranges(record, part, clusters, sms, chip)
-    # The model's queue of device memory is one for all multiprocessors of the replay.
-    shared = chip.but(dram_bytes=chip.numbers["dram_bytes"].value * part.sms)
-    times = replay(record, chip=shared, timeline=timeline, ranges=ranges)
+    # A burst of one multiprocessor finds device memory idle: the rate of all of them is in the floor.
+    burst = chip.but(dram_bytes=chip.numbers["l2_bytes"].value * part.sms)
+    times = replay(record, chip=burst, timeline=timeline, ranges=ranges)
     each = _of_clusters(times)
     spread = float(np.std(list(each.values())) / np.mean(list(each.values())) / math.sqrt(len(each)))
     if len(part.clusters) == clusters or clusters <= part.slots:
@@ -208,7 +210,7 @@ def _ranges(
     for (base, nbytes), of_part, lines in zip(part.regions, read, touched):
         if of_part:
             sharers = min(max(1.0, of_part * scale / max(lines, 1.0)) * idle, float(sms))
-            found.append((base, base + nbytes, sharers, cold))
+            found.append((base, base + nbytes, sharers, cold and sharers < _ALONE))
     return found, float(touched.sum()) if cold else 0.0
 
 

@@ -173,6 +173,7 @@ Ref run(PyObject* arguments) {
     put(result, "waits", engine.counters.waits);
     put(result, "by_warp", engine.counters.by_warp);
     put(result, "trace_hash", engine.trace_hash);
+    put(result, "clock_slots", engine.clock_slots());
     const bool may_overlap = engine.launched_dependents && config.check_races;
     put(result, "touched", may_overlap ? capsule(kTouched, new TouchedPtr(engine.touched())) : none());
     for (const TraceEvent& t : engine.trace) append(trace, tuple_of(t.time, t.cta, t.warp, t.row, t.count, t.what));

@@ -135,13 +135,10 @@ void Engine::start_warp(Warp& w) {
 }
 
 // Registers per thread at launch. The PTX does not contain the assembler's choice. The model takes an equal share of
-// the register file, but at most the smallest count that a setmaxnreg.inc requests.
+// the register file, as the assembler does for kernels with setmaxnreg.
 uint32_t Engine::launch_registers(uint32_t threads) const {
     if (program_.max_registers) return program_.max_registers;
-    uint32_t registers = std::min(248u, config_.registers_per_sm / threads / 8 * 8);
-    for (const Instr& in : program_.code)
-        if (in.op == Op::setmaxnreg && in.as<mod::Registers>().grows) registers = std::min(registers, uint32_t(in.as<mod::Registers>().registers));
-    return registers;
+    return std::min(248u, config_.registers_per_sm / threads / 8 * 8);
 }
 
 // Refuses launches that the driver refuses. Afterwards one cluster fits on an empty chip.

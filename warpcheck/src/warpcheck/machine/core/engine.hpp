@@ -195,6 +195,7 @@ public:
     bool launched_dependents = false;
     std::shared_ptr<Touched> touched() const { return races_.touched(); }
     std::vector<Finding> findings() const { return findings_.all(); }
+    size_t clock_slots() const { return races_.slots(); }
 
 private:
     friend class Races;
