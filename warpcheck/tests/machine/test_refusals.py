@@ -110,13 +110,13 @@ THIRDS = """setp.ge.u32 %p0, %r0, 256; @%p0 bra THIRD; setp.ge.u32 %p1, %r0, 128
 def test_a_warpgroup_keeps_more_registers_than_it_asks_for():
     """Counts of flash-attn-4's kernel of dQ and dQv; the second one takes all that the first one gives back."""
     launch(THIRDS.format(first=DEC.format(112), second=INC.format(224), third=INC.format(128)), block=384)
-    with pytest.raises(RegisterFileOverflow, match="setmaxnreg.inc from 168 to 232 needs"):
+    with pytest.raises(RegisterFileOverflow, match=r"setmaxnreg\.inc from 168 to 232 needs"):
         launch(THIRDS.format(first=DEC.format(112), second=INC.format(232), third=INC.format(128)), block=384)
 
 
 def test_with_a_declared_count_an_increase_names_more():
     text = entry(INC.format(128), 0).replace("test()", "test() .maxnreg 168 .reqntid 128")
-    with pytest.raises(IllegalInstruction, match="setmaxnreg.inc to 128 but the warp has 168"):
+    with pytest.raises(IllegalInstruction, match=r"setmaxnreg\.inc to 128 but the warp has 168"):
         Machine("sm_100a").launch(text, "test", grid=(1, 1, 1), block=(128, 1, 1))
 
 

@@ -10,8 +10,8 @@ clusters run in the emulator, and are replayed:
                 take as many fewer tiles.
 
 Bytes that several clusters of the part read count as shared by as many of the whole grid: how often the grid reads a
-tensor follows from its size. If the tensors of a grid do not fit into L2, what one cluster reads alone comes from device
-memory, and no grid is faster than device memory.
+tensor follows from its size. If the tensors of a grid do not fit into L2, what one cluster reads alone comes from
+device memory, and no grid is faster than device memory.
 """
 
 from __future__ import annotations
