@@ -98,7 +98,7 @@ class Emulated:
 
         timeline: keep the intervals of each unit, for `warpcheck.timing.timeline.write`. table: of
         `warpcheck.timing.chips` [default: the chip's]. clock: GHz [default: the table's]. watts: power limit, from
-        which the clock of each launch follows instead.
+        which the clock follows instead.
 
         Raises:
             ValueError: nothing was recorded (`timing=True` records), or the clock has no table of the chip.

@@ -152,7 +152,7 @@ def test_the_clock_follows_from_the_power():
     gpu, _ = emulated(LOOPS.format(step=0), 8, 4, None)
     by_default, slow = gpu.timing(), gpu.timing(clock=0.855)
     assert slow.microseconds == pytest.approx(2 * by_default.microseconds)
-    assert gpu.timing(watts=700).clocks == (law.clock(700, 0.0),)
+    assert gpu.timing(watts=700).clock == law.clock(700, 0.0)
     with pytest.raises(ValueError, match=r"clock is 1\.5 and watts 700"):
         gpu.timing(clock=1.5, watts=700)
 

@@ -57,7 +57,7 @@ def clock_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what times are predicted for: gpu, sample, clock, watts."""
     for option in (
         click.option("--power", "watts", type=click.FloatRange(min=1), metavar="W",
-                     help="Power limit, from which the clock of each launch follows: of an H100 and an H200."),
+                     help="Power limit, from which the clock follows: of an H100 and an H200."),
         click.option("--clock", type=click.FloatRange(min=0.1), metavar="GHZ", help="[default: the GPU's]"),
         click.option("--sample", type=LENGTH, default=SAMPLE, show_default=True, metavar="N",
                      help="Clusters of each grid that run (CTAs, where there are none), for the time of the whole "

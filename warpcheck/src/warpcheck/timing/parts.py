@@ -192,7 +192,7 @@ def _ranges(
 ) -> tuple[list[tuple[int, int, float, bool]], float]:
     """Return how the grid reads each region, as `replay` takes it, and the bytes that must come from device memory."""
     bases = np.array([base for base, _ in part.regions])
-    read, written = np.zeros(len(bases)), np.zeros(len(bases))
+    read, written, added = (np.zeros(len(bases)) for _ in range(3))
     scale = clusters / len(part.clusters)
     for warp in record.warps:
         kinds, values = warp.events[:, 1], warp.events[:, 2:]
@@ -201,17 +201,20 @@ def _ranges(
             is_read = chosen[:, 3] == 0 if kind == "global" else np.ones(len(chosen), dtype=bool)
             _add(bases, read, chosen[is_read], bytes_at, address_at)
             _add(bases, written, chosen[~is_read], bytes_at, address_at)
-        _add(bases, written, values[kinds == KINDS["store"]], 2, 3)
+        stores = values[kinds == KINDS["store"]]
+        _add(bases, written, stores, 2, 3)
+        _add(bases, added, stores[stores[:, 1] == 1], 2, 3)
     size = np.array([nbytes for _, nbytes in part.regions], dtype=float)
     touched = np.minimum(size, (read + written) * scale)
     cold = float(touched.sum()) > chip.l2_capacity.value
+    moved = np.minimum(size, (read + added) * scale) + np.minimum(size, written * scale)
     found = []
     idle = max(1.0, part.slots / clusters)
     for (base, nbytes), of_part, lines in zip(part.regions, read, touched):
         if of_part:
             sharers = min(max(1.0, of_part * scale / max(lines, 1.0)) * idle, float(sms))
             found.append((base, base + nbytes, sharers, cold and sharers < _ALONE))
-    return found, float(touched.sum()) if cold else 0.0
+    return found, float(moved.sum()) if cold else 0.0
 
 
 def _add(bases: np.ndarray, to: np.ndarray, events: np.ndarray, bytes_at: int, address_at: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warpcheck.machine.record import Record
 from warpcheck.timing.chips import ChipTable, chip_table
@@ -17,12 +17,12 @@ _SHOWN = 8  # units and waits listed per launch
 class Timing:
     """Predicted times; `str` formats them, `launches` has the numbers. docs/timing.md describes their accuracy.
 
-    wholes: of each launch the time of its whole grid, if a part of it ran. clocks: of each, in GHz.
+    wholes: of each launch the time of its whole grid, if a part of it ran. clock: GHz.
     """
 
     launches: tuple[Times, ...]
     wholes: tuple[Whole | None, ...]
-    clocks: tuple[float, ...]
+    clock: float
 
     @classmethod
     def of(
@@ -32,8 +32,8 @@ class Timing:
         """Replay the records.
 
         sms: multiprocessors of the chip, for records of a part of a grid [default: the table's]. table: of the GPU
-        [default: the chip's]. clock: GHz [default: the table's]. watts: power limit, from which the clock of each
-        launch follows instead.
+        [default: the chip's]. clock: GHz [default: the table's]. watts: power limit, from which the clock of all
+        launches follows instead: it changes more slowly than kernels do.
 
         Raises:
             ValueError: there is no record, the clock has no table of the chip, or the table no law of power.
@@ -53,13 +53,12 @@ class Timing:
         ]
         if watts is not None and table.power is None:
             raise ValueError(f"watts is {watts:g}, and the power of the {table.gpu} is unknown")
-        clocks = [
-            table.power.clock(watts, times.shares().get("tensor", 0.0))
-            if watts is not None and table.power
-            else clock or table.clock.value
-            for times in launches
-        ]
-        return cls(tuple(launches), tuple(wholes), tuple(clocks))
+        timing = cls(tuple(launches), tuple(wholes), clock or table.clock.value)
+        if watts is not None and table.power is not None:
+            each = zip(timing.each, (times.shares().get("tensor", 0.0) for times in launches))
+            share = sum(cycles * of_launch for cycles, of_launch in each) / timing.cycles
+            return replace(timing, clock=table.power.clock(watts, share))
+        return timing
 
     @property
     def cycles(self) -> float:
@@ -73,11 +72,11 @@ class Timing:
 
     @property
     def microseconds(self) -> float:
-        """Time of all launches in sequence, each at its clock."""
-        return sum(cycles / clock / 1000 for cycles, clock in zip(self.each, self.clocks))
+        """Time of all launches in sequence, at the clock."""
+        return self.cycles / self.clock / 1000
 
     def __str__(self) -> str:
-        return "\n\n".join(_text(*of) for of in zip(self.launches, self.wholes, self.clocks))
+        return "\n\n".join(_text(*of, self.clock) for of in zip(self.launches, self.wholes))
 
 
 def _text(times: Times, grid: Whole | None, clock: float) -> str:
