@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from warpcheck.findings import FINAL
 from warpcheck.machine import Checks
 from warpcheck.timing.chips import ChipTable
 from warpcheck.timing.report import Timing
@@ -26,12 +27,21 @@ class Sampled:
 
     @property
     def bound(self) -> str:
-        name, share = next(iter(self.timing.launches[self.main].shares().items()))
-        return f"{name} {share:.0%}"
+        return self.bounds[self.main]
+
+    @property
+    def bounds(self) -> list[str]:
+        """Busiest unit of each launch."""
+        busiest = (next(iter(times.shares().items())) for times in self.timing.launches)
+        return [f"{name} {share:.0%}" for name, share in busiest]
 
 
-def predict_sampled(case: BenchCase, provider: str, table: ChipTable, sample: int = SAMPLE, seed: int = 0) -> Sampled:
+def predict_sampled(
+    case: BenchCase, provider: str, table: ChipTable, sample: int = SAMPLE, seed: int = 0, watts: float | None = None
+) -> Sampled:
     """Run a provider's function on an emulated chip, `sample` clusters of each grid, and predict its launches.
+
+    watts: power limit, from which the clock follows [default: the table's clock].
 
     Raises:
         warpcheck.errors.EmulationError: a kernel waits for a cluster that does not run.
@@ -39,7 +49,7 @@ def predict_sampled(case: BenchCase, provider: str, table: ChipTable, sample: in
     """
     attend = PROVIDERS[provider].build(case)
     is_backward = case.direction == "bwd"
-    options = {"sms": table.sms, "timing": True, "sample": sample, "progress": 0}
+    options = {"sms": table.sms, "timing": True, "sample": sample, "progress": 0, "on_finding": "collect"}
     with emulate(table.chip, checks=Checks(races=False, poison=False), **options) as gpu:
         q, k, v, dout = made_tensors(case, torch.device("cpu"), seed)
         if is_backward:
@@ -49,6 +59,9 @@ def predict_sampled(case: BenchCase, provider: str, table: ChipTable, sample: in
             torch.autograd.grad(out, (q, k, v), dout)
         else:
             attend(q, k, v)
-    timing = gpu.timing(table=table)
-    cycles = [grid.cycles if grid else 0.0 for grid in timing.wholes]
-    return Sampled(timing, cycles.index(max(cycles)))
+    for finding in gpu.findings:
+        if finding.kind in FINAL:
+            raise finding.error
+    clock = None if watts else table.clock_of(case.direction)
+    timing = gpu.timing(table=table, clock=clock, watts=watts)
+    return Sampled(timing, timing.each.index(max(timing.each)))

@@ -45,6 +45,17 @@ end are not loaded, and are worked through all the same: how many parts such a r
 that nobody wrote, and that count says how often the loop of its threads (line 654) turns. It turns at most 32 times,
 each thread has one row, and nothing of these rows is loaded or stored: the results do not depend on it. It is listed as
 an error because the emulator sees a branch on an undefined value, not what hangs on it.
+
+## What the errors mean
+
+[Recall](recall.md#what-the-errors-of-the-packages-as-they-are-mean) explains those of cuDNN and of flash-attn-4's
+backward. Of the others:
+
+* **FlashInfer, `fmha_resources.py`**: a CTA stores O of its next tile in shared memory from which copies of the last
+  tile may still read. `cp.async.bulk.wait_group.read` is compiled only with `head_paired` or `stage_o_by_head_dim`.
+* **Triton**: one warp initialises mbarriers, `bar.sync` follows, and another warp starts a copy that signals them. The
+  PTX has neither `fence.mbarrier_init` nor a proxy fence between the two, with and without `warp_specialize=True`. The
+  ISA asks for one (9.7.13.4); no wrong result was seen.
 """
 
 
@@ -101,7 +112,7 @@ def _package(outcomes: Sequence[Outcome], examples: Mapping[str, str]) -> str:
     found = _findings(outcomes)
     if not found:
         return f"{text}\nNothing was found.\n"
-    head = ["severity", "kind", "place", "what", "calls", "the same in a few lines"]
+    head = ["severity", "kind", "place", "what", "calls", "the same in a few lines, or what it means"]
     listed = [
         [
             finding["severity"], f"[{finding['kind']}](../findings.md#{finding['kind']})", _places(finding),
@@ -128,13 +139,15 @@ def _places(finding: Mapping) -> str:
 
 
 def _example(finding: Mapping, examples: Mapping[str, str]) -> str:
-    script = examples.get(example_key(finding), "")
-    return f"`examples/emulator/{script}`" if script else ""
+    shown = examples.get(example_key(finding), "")
+    if "#" in shown:  # a section of a page
+        return f"[explained]({shown})"
+    return f"`examples/emulator/{shown}`" if shown else ""
 
 
 def example_key(finding: Mapping) -> str:
     """What `examples` are found by."""
-    return f"{finding['kind']} {finding['place'].partition(':')[0]}"
+    return f"{finding['kind']} {(finding['place'] or finding['other']).partition(':')[0]}"
 
 
 def _findings(outcomes: Iterable[Outcome]) -> list[dict]:

