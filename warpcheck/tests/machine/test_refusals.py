@@ -114,6 +114,15 @@ def test_a_warpgroup_keeps_more_registers_than_it_asks_for():
         launch(THIRDS.format(first=DEC.format(112), second=INC.format(232), third=INC.format(128)), block=384)
 
 
+def test_registers_of_warps_that_complete_a_warpgroup_are_in_the_pool():
+    """11 warps start with the 168 of 12: two give back 56 each, the absent one has 168, and four take 56 each."""
+    shares = """setp.ge.u32 %p0, %r0, 128; @%p0 bra NEXT; {take} bra DONE;
+        NEXT: setp.ge.u32 %p1, %r0, 192; @%p1 bra DONE; {give} DONE:"""
+    launch(shares.format(take=INC.format(224), give=DEC.format(112)), block=352)
+    with pytest.raises(RegisterFileOverflow, match="nobody gives any back"):
+        launch(shares.format(take=INC.format(248), give=DEC.format(112)), block=352)
+
+
 def test_with_a_declared_count_an_increase_names_more():
     text = entry(INC.format(128), 0).replace("test()", "test() .maxnreg 168 .reqntid 128")
     with pytest.raises(IllegalInstruction, match=r"setmaxnreg\.inc to 128 but the warp has 168"):

@@ -23,6 +23,8 @@ const char* wait_name(Wait w) {
     }
 }
 
+uint32_t whole_warpgroups(uint32_t threads) { return (threads + 127) / 128 * 128; }
+
 bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait::Warpgroup || w == Wait::Registers; }
 
 }  // namespace
@@ -135,10 +137,11 @@ void Engine::start_warp(Warp& w) {
 }
 
 // Registers per thread at launch. The PTX does not contain the assembler's choice. The model takes an equal share of
-// the register file, as the assembler does for kernels with setmaxnreg.
+// the register file, as the assembler does for kernels with setmaxnreg. A CTA has the registers of whole warpgroups: those
+// of warps that it lacks are in its pool.
 uint32_t Engine::launch_registers(uint32_t threads) const {
     if (program_.max_registers) return program_.max_registers;
-    return std::min(248u, config_.registers_per_sm / threads / 8 * 8);
+    return std::min(248u, config_.registers_per_sm / whole_warpgroups(threads) / 8 * 8);
 }
 
 // Refuses launches that the driver refuses. Afterwards one cluster fits on an empty chip.
@@ -194,6 +197,7 @@ bool Engine::place_cluster(uint64_t n) {
         cta->shared.assign(shared, 0xFF);
         cta->shadow.assign(shared, 0);
         const uint32_t registers = launch_registers(rounded);
+        cta->pool_registers = (whole_warpgroups(rounded) - rounded) * registers;
         for (uint32_t i = 0; i < rounded / 32; ++i) {
             auto w = std::make_unique<Warp>();
             w->cta = cta.get();
