@@ -14,7 +14,7 @@ from warpcheck_cases.handwritten import entry, pointers
 from warpcheck import Emulated
 
 OFF = Checks(races=False, poison=False)
-# CTA i adds in a loop of 64 turns and `step` more for each CTA before it, and writes its number.
+# CTA i adds in a loop of 64 iterations, and of `step` more for each CTA before it, and writes its number.
 LOOPS = """
     mul.lo.u32 %r4, %r1, {step};
     add.u32 %r4, %r4, 64;
@@ -147,7 +147,7 @@ def test_the_clock_follows_from_the_power():
     assert law.clock(700, 0.8) < law.clock(700, 0.5) <= law.most.value
     assert law.clock(400, 0.8) < law.clock(700, 0.8)
     assert law.clock(5000, 0.8) == law.most.value
-    with pytest.raises(ValueError, match="more than the 100 of an idle chip"):
+    with pytest.raises(ValueError, match="more than the 100 of a chip at rest"):
         law.clock(50, 0.5)
     gpu, _ = emulated(LOOPS.format(step=0), 8, 4, None)
     by_default, slow = gpu.timing(), gpu.timing(clock=0.855)

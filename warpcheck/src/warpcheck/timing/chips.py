@@ -68,12 +68,12 @@ _UNKNOWN = _C(math.inf, "unknown")
 class Power:
     """Law of the clock under a power limit.
 
-    A chip takes `idle` watts, and (static + tensor * share) * f^3 more at f GHz, where `share` is the part of the time
+    A chip takes `at_rest` watts, and (static + tensor * share) * f^3 more at f GHz, where `share` is the part of the time
     in which the tensor cores are busy: voltage rises with the clock. most: GHz.
     """
 
     most: Number
-    idle: Number
+    at_rest: Number
     static: Number
     tensor: Number
 
@@ -81,12 +81,12 @@ class Power:
         """Return the clock in GHz at which the chip takes `watts`, at most `most`.
 
         Raises:
-            ValueError: not more than the chip takes idle.
+            ValueError: not more than the chip takes at rest.
         """
-        if watts <= self.idle.value:
-            raise ValueError(f"watts is {watts:g}, expected more than the {self.idle.value:g} of an idle chip")
+        if watts <= self.at_rest.value:
+            raise ValueError(f"watts is {watts:g}, expected more than the {self.at_rest.value:g} of a chip at rest")
         each = self.static.value + self.tensor.value * share
-        return min(self.most.value, ((watts - self.idle.value) / each) ** (1 / 3))
+        return min(self.most.value, ((watts - self.at_rest.value) / each) ** (1 / 3))
 
 
 @dataclass(frozen=True)

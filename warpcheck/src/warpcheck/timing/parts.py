@@ -114,7 +114,7 @@ def whole(record: Record, chip: ChipTable, sms: int, *, timeline: bool = False) 
     clusters = math.prod(launch.grid) // size
     resident_sms = min(sms, clusters * size)
     ranges, moved = _ranges(record, part, clusters, sms, chip)
-    # A burst of one multiprocessor finds device memory idle: the rate of all of them is in the floor.
+    # A burst of one multiprocessor finds device memory unused: the rate of all of them is in the floor.
     burst = chip.but(dram_bytes=chip.numbers["l2_bytes"].value * part.sms)
     times = replay(record, chip=burst, timeline=timeline, ranges=ranges)
     each = _of_clusters(times)
@@ -209,10 +209,10 @@ def _ranges(
     cold = float(touched.sum()) > chip.l2_capacity.value
     moved = np.minimum(size, (read + added) * scale) + np.minimum(size, written * scale)
     found = []
-    idle = max(1.0, part.slots / clusters)
+    unused = max(1.0, part.slots / clusters)
     for (base, nbytes), of_part, lines in zip(part.regions, read, touched):
         if of_part:
-            sharers = min(max(1.0, of_part * scale / max(lines, 1.0)) * idle, float(sms))
+            sharers = min(max(1.0, of_part * scale / max(lines, 1.0)) * unused, float(sms))
             found.append((base, base + nbytes, sharers, cold and sharers < _ALONE))
     return found, float(moved.sum()) if cold else 0.0
 
