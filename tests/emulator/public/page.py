@@ -48,9 +48,15 @@ an error because the emulator sees a branch on an undefined value, not what hang
 
 ## What the errors mean
 
-[Recall](recall.md#what-the-errors-of-the-packages-as-they-are-mean) explains those of cuDNN and of flash-attn-4's
-backward. Of the others:
+[Recall](recall.md#what-the-errors-of-the-packages-as-they-are-mean) explains most errors of cuDNN, and that of
+flash-attn-4's backward. Of the others:
 
+* **cuDNN, `prefill_d256_f16.py:1712` and `:1875`, `mma.py:243`**: softmax leaves a tile's statistics in column 0 of
+  tensor memory, the correction warps read them there, and S of the CTA's next tile overwrites them. In
+  `prefill_d128_f16.py` the MMA warp waits for `mb_stats_read` first ([recall](recall.md) takes that wait out); the
+  kernel of head_dim 256 has no such barrier. It shows when a CTA takes a second tile.
+* **quack, `tile_scheduler.py:874`**: all lanes of the scheduler warp read the answer of `clusterlaunchcontrol`, and an
+  elected lane asks for the next one into the same bytes, without a warp barrier between the two.
 * **FlashInfer, `fmha_resources.py`**: a CTA stores O of its next tile in shared memory from which copies of the last
   tile may still read. `cp.async.bulk.wait_group.read` is compiled only with `head_paired` or `stage_o_by_head_dim`.
 * **Triton**: one warp initialises mbarriers, `bar.sync` follows, and another warp starts a copy that signals them. The

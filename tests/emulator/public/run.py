@@ -40,6 +40,7 @@ EXAMPLES = {
         ("unpublished_barrier.py", "barrier-init-fence", (
             "tests/emulator/public/triton_compiler.py", "cudnn/deepseek_sparse_attention/utils/copy.py",
             "cudnn/deepseek_sparse_attention/indexer_backward/indexer_backward_sm100.py",
+            "cudnn/block_sparse_attention/csrc/fwd/sm90_blk64/bsa_fwd_sm90.py",
         )),
     )
     for file in files
@@ -57,7 +58,8 @@ EXPLAINED = {
             "cudnn/deepseek_sparse_attention/indexer_backward/indexer_backward_sm90.py",
         )),
         ("#what-the-errors-mean", ("race",), (
-            "flashinfer/attention/prims_ts/kernels/fmha_context/fmha_resources.py",
+            "flashinfer/attention/prims_ts/kernels/fmha_context/fmha_resources.py", "cudnn/frost/tile_dsl/mma.py",
+            "quack/tile_scheduler.py",
         )),
     )
     for kind in kinds
