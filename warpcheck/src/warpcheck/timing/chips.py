@@ -68,8 +68,8 @@ _UNKNOWN = _C(math.inf, "unknown")
 class Power:
     """Law of the clock under a power limit.
 
-    A chip takes `at_rest` watts, and (static + tensor * share) * f^3 more at f GHz, where `share` is the part of the time
-    in which the tensor cores are busy: voltage rises with the clock. most: GHz.
+    A chip takes `at_rest` watts, and (static + tensor * share) * f^3 more at f GHz, where `share` is the part of the
+    time in which the tensor cores are busy: voltage rises with the clock. most: GHz.
     """
 
     most: Number
