@@ -18,8 +18,9 @@ DATA, PAGE = "public-kernels.json", "public-kernels.md"
 HEAD = """\
 # Kernels of public packages
 
-CuTe DSL kernels of public packages, as pip installs them and called through their public functions with the settings
-that these have by default, on [the emulator](../emulator.md). Each call runs in several orders of events, each with
+Kernels of public packages in CuTe DSL and Triton, as pip installs them and called through their public functions with
+the settings that these have by default, on [the emulator](../emulator.md). The rows of Triton are kernels of this
+repository, which its compiler translates. Each call runs in three orders of events, one of each schedule, each with
 inputs of its own, and every result is judged by value: its error against float64 is at most twice that of the same
 formula in the same precision (the column "error" is in units of what is allowed). What is *found* in the kernels is
 listed below each table, the same thing once, by [kind](../findings.md) and place.
