@@ -57,6 +57,26 @@ def test_a_resident_grid_takes_as_long_as_its_longest_cta():
     assert part.timing().cycles == pytest.approx(expected, rel=0.03)
 
 
+TICKETS = """
+    setp.ne.u32 %p0, %r0, 0;
+    @%p0 bra DONE;
+NEXT:
+    atom.global.add.u32 %r4, [%a0], 1;
+    setp.lt.u32 %p1, %r4, 100;
+    @%p1 bra NEXT;
+DONE:
+"""
+
+
+def test_a_counter_of_tiles_is_told():
+    """The 4 CTAs of a part take all tiles. Atomics without a result are none."""
+    for body, told in ((TICKETS, True), ("red.global.add.u32 [%a0], 1;", False)):
+        counter = np.zeros(1, np.uint32)
+        gpu = Emulated("sm_90a", sms=40, timing=True, sample=4, checks=OFF)
+        gpu.launch(entry(body, 1, "sm_90a"), grid=40, block=32, args=[counter], smem_bytes=120000)
+        assert ("too long if its atomics hand out tiles" in str(gpu.timing())) is told
+
+
 def test_clusters_run_in_the_given_order_and_no_others():
     written = np.full(8, -1, np.int32)
     machine = Machine("sm_90a", EmulationOptions(timing=True, checks=OFF))

@@ -87,7 +87,8 @@ class Whole:
     cycles: of the grid, with its launch. part: replay of the clusters that ran. chip: with the multiprocessors of the
     whole chip. ran: clusters of the part. clusters: of the grid. slots: that run at a time. spread: standard error of
     the mean time of a cluster, as a share of it. floor: cycles that device memory takes for the bytes of the grid;
-    `cycles` is not below it.
+    `cycles` is not below it. has_atomics: whether a resident grid of which a part ran reads the results of atomics in
+    global memory: if these hand out tiles, the part took the tiles of all, and the time is too long.
     """
 
     cycles: float
@@ -98,6 +99,7 @@ class Whole:
     slots: int
     spread: float
     floor: float
+    has_atomics: bool = False
 
 
 def whole(record: Record, chip: ChipTable, sms: int, *, timeline: bool = False) -> Whole:
@@ -131,7 +133,10 @@ def whole(record: Record, chip: ChipTable, sms: int, *, timeline: bool = False) 
     floor = moved / chip.numbers["dram_bytes"].value / sms
     cycles = max(cycles, floor) + chip.numbers["launch"].value
     busy_sms = dataclasses.replace(chip, sms=resident_sms)
-    return Whole(cycles, times, busy_sms, len(part.clusters), clusters, part.slots, spread, floor)
+    is_part = len(part.clusters) < clusters <= part.slots
+    opcodes = (instruction.opcode for instruction in record.kernel.instructions)
+    has_atomics = is_part and any(opcode.startswith("atom.") and ".shared" not in opcode for opcode in opcodes)
+    return Whole(cycles, times, busy_sms, len(part.clusters), clusters, part.slots, spread, floor, has_atomics)
 
 
 def _of_clusters(times: Times) -> dict[int, float]:

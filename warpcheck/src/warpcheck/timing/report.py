@@ -100,6 +100,8 @@ def _part(grid: Whole) -> str:
     told = f"from {grid.ran} of {grid.clusters:,} clusters, {grid.slots} at a time"
     if grid.spread:
         told += f"; standard error of their mean {grid.spread:.1%}"
+    if grid.has_atomics:
+        told += "; too long if its atomics hand out tiles"
     return told + ("; bound by device memory" if grid.cycles <= grid.floor * 1.05 else "")
 
 
