@@ -61,8 +61,8 @@ def part_of(launch: Launch, chip: str, sms: int, most: int, allocations: Iterabl
         return Part(chosen, groups * size, len(chosen), slots, regions=regions)
     if takes:
         each = math.ceil(clusters / slots)  # tiles of a place
-        count = min(most, each * resident)
-        chosen = tuple(int(i * clusters / count) for i in range(count))
+        count = min(2 * most, each * resident)  # tiles are not interpolated: more of them
+        chosen = tuple(sorted({int((i + 0.5) * _GOLDEN % 1 * clusters) for i in range(count)}))
         return Part(chosen, size, resident, slots, takes=True, regions=regions)
     count = max(most // resident, 2) * resident
     return Part(_spread(clusters, min(count, clusters)), size, resident, slots, regions=regions)
