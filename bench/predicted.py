@@ -11,7 +11,8 @@ import math
 import sys
 from pathlib import Path
 
-from warpcheck.timing.chips import GPUS, ChipTable
+from warpcheck.errors import EmulationError
+from warpcheck.timing.chips import GPUS, ChipTable, chip_table
 
 from fa4.emulator.attention import Problem
 from fa4.emulator.latents import Latents, predict_latents
@@ -39,23 +40,24 @@ PREDICTED = {  # provider: package of `fa4.emulator.attention`, and whether its 
 
 def predicted_row(case: BenchCase, chip: str, provider: str = "fa4", table: ChipTable | None = None) -> dict:
     """One row of a provider in `PREDICTED`, marked "predicted"; "skipped" says why a case has no prediction. table: of
-    the GPU [default: the chip's]."""
+    the GPU [default: the chip's]. A call whose tiles are not listed is predicted from a part of its grids."""
     row: dict = {"provider": provider, "label": case.label, **dataclasses.asdict(case), "predicted": True}
     package, deterministic = PREDICTED[provider]
     if package != "fa4" and (case.dtype in IN_BLOCKS or (case.dtype == E4M3 and case.direction == "bwd")):
         name = "backward" if case.direction == "bwd" else "forward"
         return {**row, "skipped": f"{package} has no {name} of {case.dtype}"}
-    reason = _beyond(case, chip) or (
-        "a forward is always deterministic" if deterministic and case.direction == "fwd" else ""
-    )
-    if reason:
-        return {**row, "skipped": reason}
+    if deterministic and case.direction == "fwd":
+        return {**row, "skipped": "a forward is always deterministic"}
     try:
-        found = _prediction(case, chip, package, deterministic, table)
-    except (ValueError, ImportError) as error:
+        found = None if _beyond(case, chip) else _prediction(case, chip, package, deterministic, table)
+    except ImportError as error:
         return {**row, "skipped": str(error)}
+    except ValueError:
+        found = None
     except RuntimeError as error:
         return {**row, "error": str(error).splitlines()[0][:300]}
+    if found is None:
+        return {**row, **_from_part(case, provider, table or chip_table(chip))}
     return {
         **row,
         "median_ms": found.milliseconds,
@@ -65,6 +67,31 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4", table: Chip
         "bound": found.bound,
         "kernels": [{"cycles": part.cycles, "bound": part.bound} for part in found.parts or (found,)],
         "issue_model": found.times[0].source,
+    }
+
+
+def _from_part(case: BenchCase, provider: str, table: ChipTable) -> dict:
+    """The rest of a row, from a part of each grid of the call itself; "skipped" if that cannot be."""
+    from .providers import PROVIDERS
+    from .sampled import predict_sampled
+
+    if provider not in PROVIDERS:
+        return {"skipped": f"{provider} has no function that this case can call"}
+    try:
+        found = predict_sampled(case, provider, table)
+    except (ValueError, ImportError, EmulationError) as error:
+        return {"skipped": str(error).splitlines()[0][:300]}
+    timing = found.timing
+    milliseconds = timing.microseconds / 1000
+    return {
+        "median_ms": milliseconds,
+        "tflops": case.flops / milliseconds / 1e9,
+        **({"gbps": case.nbytes / milliseconds / 1e6} if case.direction == "fwd" else {}),
+        "cycles": timing.cycles,
+        "bound": found.bound,
+        "kernels": [{"cycles": cycles, "bound": bound} for cycles, bound in zip(timing.each, found.bounds)],
+        "issue_model": timing.launches[found.main].source,
+        "from_part": True,
     }
 
 

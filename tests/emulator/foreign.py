@@ -195,7 +195,7 @@ def _run_packages(only: str, seeds: int, timeout: float, folder: Path | None) ->
         result = outcome.failure or "; ".join(outcome.wrong) or "right"
         print(f"{outcome.key}: {result}{f'; found {told}' if told else ''}", flush=True)
         if folder is not None:
-            page.write(folder, outcomes, run.EXAMPLES)
+            page.write(folder, outcomes, run.SHOWN)
 
     run.run_rows(here, seeds, timeout, tell)
     return int(not all(outcome.right for outcome in outcomes))

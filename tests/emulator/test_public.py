@@ -74,7 +74,7 @@ def test_a_process_that_dies_is_one_rows_failure(tmp_path, monkeypatch) -> None:
 def test_the_page_is_made_from_its_data() -> None:
     folder = ROOT / "docs" / "results"
     outcomes = page.load(folder)
-    assert outcomes and page.page(outcomes, run.EXAMPLES) == (folder / page.PAGE).read_text()
+    assert outcomes and page.page(outcomes, run.SHOWN) == (folder / page.PAGE).read_text()
     for outcome in outcomes:
         assert {finding["kind"] for finding in outcome.findings} <= set(KINDS)
 

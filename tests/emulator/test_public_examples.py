@@ -43,14 +43,20 @@ def test_what_is_found_and_its_repair(script: str, capsys) -> None:
     assert repaired.exit_code == 0 and not repaired.findings, str(repaired.findings)
 
 
-def test_every_error_of_the_catalogue_has_a_script() -> None:
+def test_every_error_of_the_catalogue_has_a_script_or_is_explained() -> None:
     errors = {
         page.example_key(finding): outcome.key
         for outcome in page.load(ROOT / "docs" / "results")
         for finding in outcome.findings
         if finding["severity"] == "error"
     }
-    assert not {key: call for key, call in errors.items() if run.EXAMPLES.get(key) not in KINDS_OF}
+    unknown = {key: call for key, call in errors.items() if run.EXAMPLES.get(key) not in KINDS_OF}
+    assert not {key: call for key, call in unknown.items() if key not in run.EXPLAINED}
+    for shown in run.EXPLAINED.values():
+        name, _, section = shown.partition("#")
+        text = (ROOT / "docs" / "results" / (name or page.PAGE)).read_text()
+        assert section in {re.sub(r"[^a-z -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in
+                           text.splitlines() if line.startswith("#")}  # fmt: skip
     assert set(run.EXAMPLES.values()) <= set(KINDS_OF)
     for key, script in run.EXAMPLES.items():
         assert key.split()[0] in KINDS_OF[script]

@@ -120,7 +120,8 @@ def test_another_number_of_keys_is_predicted_on_consumer_blackwell():
 def test_rows_are_marked_and_compared(tmp_path):
     cases = (square("fwd", 16384, 64, False), square("fwd", 16384, 80, False))
     rows = [predicted_row(case, "sm_100a") for case in cases]
-    assert all(row["predicted"] for row in rows) and "skipped" in rows[1]
+    assert all(row["predicted"] and row["tflops"] > 100 for row in rows)
+    assert "from_part" not in rows[0] and rows[1]["from_part"]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"machine": {"device": "B200, predicted"}, **row}) + "\n" for row in rows))
     assert load(path)["fa4", rows[0]["label"]]["median_ms"] > 0
@@ -184,7 +185,7 @@ def test_the_suite_of_consumer_gpus_is_predicted_for_the_named_one(tmp_path):
     assert window["machine"] == image["machine"] == {
         "device": "GB10, predicted", "chip": "sm_121a", "clock_ghz": 2.4, "clock_ghz_backward": 2.4
     }  # fmt: skip
-    assert "skipped" in window and image["predicted"] and image["tflops"] > 10
+    assert window["from_part"] and image["predicted"] and image["tflops"] > 10
 
 
 def test_the_command_says_predicted_and_draws(tmp_path):

@@ -33,8 +33,12 @@ torch.testing.assert_close(result, 2 * source)
 """
 
 
+def command(*words: str):
+    return CliRunner().invoke(main, words)
+
+
 def run(*arguments: str):
-    return CliRunner().invoke(main, ["run", *arguments])
+    return command("run", *arguments)
 
 
 @pytest.mark.parametrize("state", ["mistake", "repaired"])
@@ -118,3 +122,46 @@ def test_a_chip_that_is_unknown_is_refused_by_the_plug_in(tmp_path) -> None:
         [*command, f"--rootdir={tmp_path}", str(tmp_path)], capture_output=True, text=True, cwd=TESTS_FOLDER
     )
     assert done.returncode == 4 and "--emulate: " in done.stderr and "sm_7" in done.stderr, done.stderr
+
+
+def test_launches_are_predicted_beside_the_findings(tmp_path) -> None:
+    """At the clock of a power limit; a script that asks for the chip sees all multiprocessors of the GPU."""
+    script = tmp_path / "script.py"
+    script.write_text(PIPELINE + "print(torch.cuda.get_device_properties(0).multi_processor_count, 'multiprocessors')")
+    done = command(
+        "run",
+        "--chip",
+        "sm_90a",
+        "--seeds",
+        "1",
+        "--timing",
+        "--gpu",
+        "H200",
+        "--power",
+        "400",
+        "--",
+        str(script),
+        "none",
+    )
+    assert done.exit_code == 0 and "132 multiprocessors" in done.output, done.output
+    assert "no finding" in done.output and "cycles of H200" in done.output and " at 1.817 GHz" in done.output
+    alone = command("timing", "--gpu", "H200", "--clock", "1.5", "--", str(script), "none")
+    assert alone.exit_code == 0 and " at 1.5 GHz, from 1 of 1 clusters" in alone.output, alone.output
+    few = command("timing", "--chip", "sm_90a", "--sms", "4", "--sample", "0", "--", str(script), "none")
+    assert few.exit_code == 0 and "of H100" in few.output and "on 1 SM\n" in few.output, few.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run", "--gpu", "H200"), "they need --timing"),
+        (("timing", "--gpu", "B200", "--chip", "sm_90a"), "B200 has chip sm_100a, and --chip is sm_90a"),
+        (("timing", "--gpu", "H100", "--clock", "1.5", "--power", "700"), "expected one"),
+        (("timing", "--gpu", "B200", "--power", "700"), "power of the B200 is unknown, expected H100, H200"),
+        (("run", "--timing", "--chip", "sm_80"), "the clock has no table of sm_80"),
+    ],
+)
+def test_what_contradicts_a_prediction_is_refused(words, told, tmp_path) -> None:
+    (tmp_path / "script.py").write_text("")
+    done = command(*words, "--", str(tmp_path / "script.py"))
+    assert done.exit_code == 2 and told in " ".join(done.output.split()), done.output

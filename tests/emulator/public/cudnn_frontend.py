@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fa4.oracle.cases import Judgement
+from tests.emulator.public import cudnn_attention, cudnn_sparse
 from tests.emulator.public.rows import Row, attention, by_formula, draw
 
 PACKAGE = "nvidia-cudnn-frontend"
@@ -105,6 +106,42 @@ def _rows() -> list[Row]:
     ]
     rows.append(Row(PACKAGE, "sdpa_fwd_wrapper_dsl_sm90, d512", "sm_90a",
                     functools.partial(_dense, "sm90", False, 512)))  # fmt: skip
+    lengths = 300, 0, 100, 257
+    several: dict[str, Callable[[int], list[Judgement]]] = {  # tiles a CTA
+        "sdpa_fwd_wrapper_dsl_sm100, d128, 4 lengths, 4 heads": functools.partial(
+            cudnn_attention.forward, 4, 300, lengths, 128
+        ),
+        "SdpaFwdDslSm100, head dims (192, 128), few keys": cudnn_attention.short_and_empty,
+        "SdpaFwdDslSm100, e4m3, causal d256": cudnn_attention.e4m3,
+        "SdpaBwdDslSm100D128, causal d128": functools.partial(cudnn_attention.backward_d128, 128, True, False),
+    }
+    rows += [Row(PACKAGE, name, "sm_100a", run, sms=2) for name, run in several.items()]
+    further: dict[str, Callable[[int], list[Judgement]]] = {
+        "sdpa_fwd_wrapper_dsl_sm100, d512, lengths 200, 0 and 100": functools.partial(
+            cudnn_attention.forward, 1, 200, (200, 0, 100), 512
+        ),
+        "SdpaFwdDslSm100, decode d128, 4 heads on 1": functools.partial(cudnn_attention.decode, 128),
+        "SdpaFwdDslSm100, decode d256, 4 heads on 1": functools.partial(cudnn_attention.decode, 256),
+        "SdpaBwdDslSm100D128, deterministic d128": functools.partial(cudnn_attention.backward_d128, 128, False, True),
+        "SdpaBwdDslSm100D128, deterministic causal d64": functools.partial(
+            cudnn_attention.backward_d128, 64, True, True
+        ),
+        "SdpaBwdDslSm100, causal d512": functools.partial(cudnn_attention.gradients, 512),
+        "SdpaBwdDslSm100, causal d512, clusters of four": functools.partial(cudnn_attention.gradients, 4097),
+        "block_sparse_attention and its gradients, blocks of 128": functools.partial(cudnn_sparse.of_blocks, 128, True),
+        "sparse_attention_forward_wrapper, 64 heads": cudnn_sparse.sparse_forward,
+        "sparse_attention_backward_wrapper, 64 heads, d576": functools.partial(cudnn_sparse.sparse_backward, 576),
+        "indexer_backward_wrapper, 64 heads": cudnn_sparse.indexer,
+        "dense_indexer_backward_wrapper, 64 heads": cudnn_sparse.dense_indexer,
+    }
+    rows += [Row(PACKAGE, name, "sm_100a", run) for name, run in further.items()]
+    rows += [
+        Row(PACKAGE, "block_sparse_attention, blocks of 64", "sm_90a",
+            functools.partial(cudnn_sparse.of_blocks, 64, False)),
+        Row(PACKAGE, "indexer_backward_wrapper, 64 heads", "sm_90a", cudnn_sparse.indexer),
+        *(Row(PACKAGE, f"sdpa_bwd_wrapper_sm80, deterministic causal d{head_dim}", "sm_80",
+              functools.partial(cudnn_attention.backward_sm80, head_dim)) for head_dim in (64, 128)),
+    ]  # fmt: skip
     return rows
 
 

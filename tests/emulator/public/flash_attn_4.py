@@ -132,6 +132,13 @@ def _rows() -> list[Row]:
             Row(PACKAGE, "forward, pages of 128 keys", chip, functools.partial(_paged, 128)),
             Row(PACKAGE, "forward, pages of 16 keys", chip, functools.partial(_paged, 16)),
         ]  # fmt: skip
+        several = {"batch": 2, "heads_q": 2, "heads_kv": 2, "seqlen_q": 400, "seqlen_k": 400, "head_dim": 128}
+        rows += [  # tiles a CTA, or waves
+            Row(PACKAGE, "forward, causal d128, 2 x 2 heads of 400 rows on 2 SMs", chip, functools.partial(
+                _forward, Case("", causal=True, **several), {}), sms=2),
+            Row(PACKAGE, "backward, full d128, 2 x 2 heads of 400 rows on 2 SMs", chip, functools.partial(
+                _backward, Case("", **several), {}), sms=2),
+        ]  # fmt: skip
     parts = Case("", seqlen_q=1, seqlen_k=700, head_dim=128)  # for which the package has a kernel on Blackwell only
     rows.append(Row(PACKAGE, "forward, 3 parts of the keys", "sm_100a",
                     functools.partial(_forward, parts, {"num_splits": 3})))  # fmt: skip

@@ -111,6 +111,61 @@ def _latent_decode(seed: int) -> list[Judgement]:
     return by_formula(["out"], [out], formula, query, cache)
 
 
+def _task_prefill(causal: bool, seed: int) -> list[Judgement]:
+    """Task-scheduled: packed sequences of 150 and 400 rows, 4 heads on 2, several tiles a CTA."""
+    from flashinfer.attention.prims_ts import batch_prefill
+
+    q, k, v = draw(seed, (550, 4, 128), (550, 2, 128), (550, 2, 128))
+    ends = torch.tensor([0, 150, 550], dtype=torch.int32, device="cuda")
+    mask = "causal" if causal else "dense"
+    out = batch_prefill(q, k, v, qo_indptr=ends, kv_indptr=ends, mask_type=mask)
+
+    def formula(*whole: Tensor) -> Tensor:
+        parts = zip(*(x.split([150, 400]) for x in whole))
+        return torch.cat([attention(*(x[None] for x in part), causal=causal)[0] for part in parts])
+
+    return by_formula(["out"], [out], formula, q, k, v)
+
+
+_PAGES, _PAGE = [[5, 0, 3, 7, 6], [2, 4, 1, 8, 9]], 64
+_LENGTHS = (300, 130)
+
+
+def _task_decode(queries: int, seed: int) -> list[Judgement]:
+    """Task-scheduled: 8 heads on 1, pages of 64 keys, sequences of 300 and 130."""
+    from flashinfer.attention.prims_ts import batch_decode_with_paged_kv_cache
+
+    q, pool = draw(seed, (2, queries, 8, 128), (2, 10, 1, _PAGE, 128))
+    lengths = torch.tensor(_LENGTHS, dtype=torch.int32, device="cuda")
+    table = torch.tensor(_PAGES, dtype=torch.int32, device="cuda")
+    given = q[:, 0].contiguous() if queries == 1 else q
+    out = batch_decode_with_paged_kv_cache(
+        given, (pool[0], pool[1]), table, lengths, seq_len_q=queries, mask_type="dense" if queries == 1 else "causal"
+    )
+
+    def formula(q: Tensor, pool: Tensor) -> Tensor:
+        rows = [pool[:, pages, 0].reshape(2, 1, -1, 1, 128)[:, :, :n] for pages, n in zip(_PAGES, _LENGTHS)]
+        return torch.cat([attention(q[i : i + 1], k, v, causal=True) for i, (k, v) in enumerate(rows)])
+
+    return by_formula(["out"], [out.reshape(q.shape)], formula, q, pool)
+
+
+def _task_latent_decode(heads: int, seed: int) -> list[Judgement]:
+    """Task-scheduled: 512 + 64 columns in pages of 64 rows, sequences of 300 and 130."""
+    from flashinfer.attention.prims_ts import batch_mla_decode_with_paged_kv_cache
+
+    q, pool = draw(seed, (2, 1, heads, 576), (10, _PAGE, 576))
+    lengths = torch.tensor(_LENGTHS, dtype=torch.int32, device="cuda")
+    table = torch.tensor(_PAGES, dtype=torch.int32, device="cuda")
+    out = batch_mla_decode_with_paged_kv_cache(q, pool, table, lengths, bmm1_scale=576**-0.5)
+
+    def formula(q: Tensor, pool: Tensor) -> Tensor:
+        rows = [pool[pages].reshape(1, -1, 1, 576)[:, :n] for pages, n in zip(_PAGES, _LENGTHS)]
+        return torch.cat([attention(q[i : i + 1], k, k[..., :512], causal=True) for i, k in enumerate(rows)])
+
+    return by_formula(["out"], [out.reshape(2, 1, heads, 512)], formula, q, pool)
+
+
 def _rows() -> list[Row]:
     norms: dict[str, Callable[[int], list[Judgement]]] = {
         "rmsnorm, 37 x 1024": _rms_norm,
@@ -124,6 +179,12 @@ def _rows() -> list[Row]:
         "BatchPrefillCuteDSLWrapper, causal d64": functools.partial(_prefill, True, 64),
         "BatchDecodeCuteDSLWrapper, 8 heads on 1, d128": _decode,
         "cute_dsl_mla_decode, 128 heads, pages of 128": _latent_decode,
+        "prims_ts.batch_prefill, 150 and 400 rows, 4 heads on 2": functools.partial(_task_prefill, False),
+        "prims_ts.batch_prefill, causal, 150 and 400 rows, 4 heads on 2": functools.partial(_task_prefill, True),
+        "prims_ts.batch_decode, pages of 64": functools.partial(_task_decode, 1),
+        "prims_ts.batch_decode, pages of 64, 4 queries": functools.partial(_task_decode, 4),
+        "prims_ts.batch_mla_decode, 128 heads, pages of 64": functools.partial(_task_latent_decode, 128),
+        "prims_ts.batch_mla_decode, 16 heads, pages of 64": functools.partial(_task_latent_decode, 16),
     }
     rows = [Row(PACKAGE, name, chip, run) for chip in ("sm_100a", "sm_90a") for name, run in norms.items()]
     return rows + [Row(PACKAGE, name, "sm_100a", run) for name, run in attentions.items()]

@@ -18,8 +18,9 @@ DATA, PAGE = "public-kernels.json", "public-kernels.md"
 HEAD = """\
 # Kernels of public packages
 
-CuTe DSL kernels of public packages, as pip installs them and called through their public functions with the settings
-that these have by default, on [the emulator](../emulator.md). Each call runs in several orders of events, each with
+Kernels of public packages in CuTe DSL and Triton, as pip installs them and called through their public functions with
+the settings that these have by default, on [the emulator](../emulator.md). The rows of Triton are kernels of this
+repository, which its compiler translates. Each call runs in three orders of events, one of each schedule, each with
 inputs of its own, and every result is judged by value: its error against float64 is at most twice that of the same
 formula in the same precision (the column "error" is in units of what is allowed). What is *found* in the kernels is
 listed below each table, the same thing once, by [kind](../findings.md) and place.
@@ -45,6 +46,23 @@ end are not loaded, and are worked through all the same: how many parts such a r
 that nobody wrote, and that count says how often the loop of its threads (line 654) turns. It turns at most 32 times,
 each thread has one row, and nothing of these rows is loaded or stored: the results do not depend on it. It is listed as
 an error because the emulator sees a branch on an undefined value, not what hangs on it.
+
+## What the errors mean
+
+[Recall](recall.md#what-the-errors-of-the-packages-as-they-are-mean) explains most errors of cuDNN, and that of
+flash-attn-4's backward. Of the others:
+
+* **cuDNN, `prefill_d256_f16.py:1712` and `:1875`, `mma.py:243`**: softmax leaves a tile's statistics in column 0 of
+  tensor memory, the correction warps read them there, and S of the CTA's next tile overwrites them. In
+  `prefill_d128_f16.py` the MMA warp waits for `mb_stats_read` first ([recall](recall.md) takes that wait out); the
+  kernel of head_dim 256 has no such barrier. It shows when a CTA takes a second tile.
+* **quack, `tile_scheduler.py:874`**: all lanes of the scheduler warp read the answer of `clusterlaunchcontrol`, and an
+  elected lane asks for the next one into the same bytes, without a warp barrier between the two.
+* **FlashInfer, `fmha_resources.py`**: a CTA stores O of its next tile in shared memory from which copies of the last
+  tile may still read. `cp.async.bulk.wait_group.read` is compiled only with `head_paired` or `stage_o_by_head_dim`.
+* **Triton**: one warp initialises mbarriers, `bar.sync` follows, and another warp starts a copy that signals them. The
+  PTX has neither `fence.mbarrier_init` nor a proxy fence between the two, with and without `warp_specialize=True`. The
+  ISA asks for one (9.7.13.4); no wrong result was seen.
 """
 
 
@@ -101,7 +119,7 @@ def _package(outcomes: Sequence[Outcome], examples: Mapping[str, str]) -> str:
     found = _findings(outcomes)
     if not found:
         return f"{text}\nNothing was found.\n"
-    head = ["severity", "kind", "place", "what", "calls", "the same in a few lines"]
+    head = ["severity", "kind", "place", "what", "calls", "the same in a few lines, or what it means"]
     listed = [
         [
             finding["severity"], f"[{finding['kind']}](../findings.md#{finding['kind']})", _places(finding),
@@ -128,13 +146,15 @@ def _places(finding: Mapping) -> str:
 
 
 def _example(finding: Mapping, examples: Mapping[str, str]) -> str:
-    script = examples.get(example_key(finding), "")
-    return f"`examples/emulator/{script}`" if script else ""
+    shown = examples.get(example_key(finding), "")
+    if "#" in shown:  # a section of a page
+        return f"[explained]({shown})"
+    return f"`examples/emulator/{shown}`" if shown else ""
 
 
 def example_key(finding: Mapping) -> str:
     """What `examples` are found by."""
-    return f"{finding['kind']} {finding['place'].partition(':')[0]}"
+    return f"{finding['kind']} {(finding['place'] or finding['other']).partition(':')[0]}"
 
 
 def _findings(outcomes: Iterable[Outcome]) -> list[dict]:

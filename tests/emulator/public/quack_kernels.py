@@ -272,6 +272,8 @@ def _rows() -> list[Row]:
         Row(PACKAGE, f"gemm {format} 384 x 256 x 256", "sm_100a", _block_scaled(format))
         for format in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3_packed", "mxfp6_e3m2_packed", "mxfp4", "nvfp4")
     ]
+    wide = _product("gemm", (2, 520, 256), (2, 256, 520), formula=torch.matmul)
+    rows += [Row(PACKAGE, "gemm 2 x 520 x 520 x 256 on 2 SMs", chip, wide, sms=2) for chip in ("sm_100a", "sm_90a")]
     return rows
 
 

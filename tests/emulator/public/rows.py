@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -22,13 +23,15 @@ class Row:
     """A call of a package's public function.
 
     package: its distribution. run: makes inputs from a seed, calls the function with its default settings, and judges
-    every result; the package is imported inside. kernels: which of its kernels this is meant to run.
+    every result; the package is imported inside. sms: of the emulated chip; a grid of more tiles gives a CTA several,
+    or runs in waves.
     """
 
     package: str
     name: str
     chip: str
     run: Callable[[int], Iterable[Judgement]]
+    sms: int = 4
 
     @property
     def key(self) -> str:
@@ -79,7 +82,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def run_row(row: Row, orders: Iterable[Order], sms: int = 4) -> Outcome:
+def run_row(row: Row, orders: Iterable[Order]) -> Outcome:
     """Run a row in every order; an exception ends it and is noted."""
     from warpcheck import emulate
 
@@ -88,7 +91,7 @@ def run_row(row: Row, orders: Iterable[Order], sms: int = 4) -> Outcome:
     for seed, schedule in orders:
         start = time.perf_counter()
         with emulate(
-            row.chip, sms=sms, seed=seed, schedule=schedule, on_finding="collect", tells_devices_apart=True
+            row.chip, sms=row.sms, seed=seed, schedule=schedule, on_finding="collect", tells_devices_apart=True
         ) as gpu:
             try:
                 judgements = list(row.run(seed))
@@ -118,7 +121,7 @@ def run_row(row: Row, orders: Iterable[Order], sms: int = 4) -> Outcome:
 
 
 def told(finding: Finding) -> dict[str, Any]:
-    """A finding for the catalogue: files are named from their package's folder."""
+    """A finding for the catalogue: files are named from the folder that their package was imported from."""
     other = finding.others[0][1] if finding.others else None
     return {
         "severity": finding.severity.value,
@@ -136,9 +139,10 @@ def _named(place: Any) -> str:
         return ""
     if place.file is None:
         return f"ptx line {place.ptx_line}"
-    parts = Path(place.file).parts
-    start = len(parts) - 1 - parts[::-1].index("site-packages") + 1 if "site-packages" in parts else -2
-    return f"{'/'.join(parts[start:])}:{place.line}"
+    path = Path(place.file)
+    folders = [Path(entry) for entry in sys.path if entry and path.is_relative_to(entry)]
+    start = max((len(folder.parts) for folder in folders), default=len(path.parts) - 2)
+    return f"{'/'.join(path.parts[start:])}:{place.line}"
 
 
 def draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:

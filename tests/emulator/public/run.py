@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
@@ -36,16 +37,47 @@ EXAMPLES = {
         ("cluster_arrive_twice.py", "race", ("flash_attn/cute/tile_scheduler.py",)),
         ("cluster_arrive_twice.py", "barrier-init-fence", ("flash_attn/cute/tile_scheduler.py",)),
         ("unset_rows.py", "uninitialized", ("flash_attn/cute/flash_fwd_combine.py",)),
+        ("unpublished_barrier.py", "barrier-init-fence", (
+            "tests/emulator/public/triton_compiler.py", "cudnn/deepseek_sparse_attention/utils/copy.py",
+            "cudnn/deepseek_sparse_attention/indexer_backward/indexer_backward_sm100.py",
+            "cudnn/block_sparse_attention/csrc/fwd/sm90_blk64/bsa_fwd_sm90.py",
+        )),
     )
     for file in files
 }  # fmt: skip
+# Errors without a script: by kind and file, the section of a page of docs/results that says what the kernel does.
+EXPLAINED = {
+    f"{kind} {file}": page
+    for page, kinds, files in (
+        ("recall.md#what-the-errors-of-the-packages-as-they-are-mean",
+         ("cta-end", "race", "lane-race", "out-of-bounds"), (
+            "flash_attn/cute/flash_bwd_sm100.py", "cudnn/flex_attention/kernels/sm100/bwd/backward.py",
+            "cudnn/sdpa/fwd/kernels/sm100/prefill_d192_d128_f16.py",
+            "cudnn/sdpa/fwd/kernels/sm100/prefill_d256_fp8.py", "cudnn/sdpa/bwd/kernels/bprop_matmul_blackwell.py",
+            "cudnn/sdpa/bwd/kernels/sm100/bprop_d512_f16.py",
+            "cudnn/deepseek_sparse_attention/indexer_backward/indexer_backward_sm90.py",
+        )),
+        ("#what-the-errors-mean", ("race",), (
+            "flashinfer/attention/prims_ts/kernels/fmha_context/fmha_resources.py", "cudnn/frost/tile_dsl/mma.py",
+            "quack/tile_scheduler.py",
+        )),
+    )
+    for kind in kinds
+    for file in files
+}  # fmt: skip
+SHOWN = EXAMPLES | EXPLAINED
 
 
 def all_rows() -> list[Row]:
     """The rows of every package, installed or not."""
-    from tests.emulator.public import cudnn_frontend, flash_attn_4, flashinfer_python, quack_kernels
+    from tests.emulator.public import cudnn_frontend, fla_core, flash_attn_4, flashinfer_python, quack_kernels
 
-    return [*flash_attn_4.ROWS, *quack_kernels.ROWS, *cudnn_frontend.ROWS, *flashinfer_python.ROWS]
+    rows = [*flash_attn_4.ROWS, *quack_kernels.ROWS, *cudnn_frontend.ROWS, *flashinfer_python.ROWS, *fla_core.ROWS]
+    if find_spec("triton"):
+        from tests.emulator.public import triton_compiler
+
+        rows += triton_compiler.ROWS
+    return rows
 
 
 def installed(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:

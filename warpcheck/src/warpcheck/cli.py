@@ -17,6 +17,7 @@ from warpcheck.machine.arguments import written
 from warpcheck.nvrtc import CompilationError, compile_cuda
 from warpcheck.options import CHIP, COUNT, check_torch, emulation_options
 from warpcheck.telling import WORDS, Telling, telling
+from warpcheck.timing.command import clock_options, clocked, timed
 
 
 class _Commands(click.Group):
@@ -54,11 +55,16 @@ def main() -> None:
 @click.option("--seeds", type=COUNT, default=3, show_default=True,
               help="In how many orders every launch is run, each with the next schedule.")  # fmt: skip
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
+@click.option(
+    "--timing", "predicts", is_flag=True, help="Run the script once more, and predict the time of each launch."
+)
+@clock_options
 @emulation_options
 @telling
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGUMENTS]...")
 def run(
-    chip: str, seeds: int, schedule: str | None, options: dict[str, Any], telling: Telling, script: tuple[str, ...],
+    chip: str, seeds: int, schedule: str | None, predicts: bool, gpu: str | None, sample: int, clock: float | None,
+    watts: float | None, options: dict[str, Any], telling: Telling, script: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a script that launches CuTe DSL kernels, unmodified, as `python SCRIPT.py ARGUMENTS` would (or `-m MODULE`).
 
@@ -73,11 +79,16 @@ def run(
     elif not Path(script[0]).is_file():
         raise click.BadParameter(f"there is no file {script[0]!r}", param_hint="SCRIPT")
     check_torch()
+    if not predicts and (gpu or clock or watts):
+        raise click.UsageError("--gpu, --clock and --power are for predicted times: they need --timing")
+    what = clocked(chip, gpu, None, sample, clock, watts) if predicts else None
     orders = interleavings(options["seed"], seeds, schedule)
     outcome = run_script(script, chip, orders, **options)
     found = telling.tell(outcome.findings, outcome.launches, chip, seeds)
     if not outcome.launches:
         click.echo("the script launched no kernel", err=True)
+    elif what is not None:
+        click.echo(f"\n{timed(script, what)[1]}")
     raise SystemExit(outcome.exit_code or found or int(not outcome.launches))
 
 

@@ -33,6 +33,8 @@ from warpcheck.machine.arguments import packed
 from warpcheck.machine.chips import CHIPS
 from warpcheck.machine.ptx import entries
 from warpcheck.report import Report
+from warpcheck.timing.chips import ChipTable
+from warpcheck.timing.parts import part_of
 from warpcheck.timing.report import Timing
 
 Extent = int | Sequence[int]
@@ -88,15 +90,21 @@ class Emulated:
         """Instructions by opcode and role, bytes by path, MMA FLOPs and waits of every launch so far."""
         return Report(tuple(self.launches))
 
-    def timing(self, *, timeline: bool = False) -> Timing:
+    def timing(
+        self, *, timeline: bool = False, table: ChipTable | None = None, clock: float | None = None,
+        watts: float | None = None,
+    ) -> Timing:  # fmt: skip
         """Return the predicted time of every launch so far, on the SMs of this chip.
 
-        timeline: keep the intervals of each unit, for `warpcheck.timing.timeline.write`.
+        timeline: keep the intervals of each unit, for `warpcheck.timing.timeline.write`. table: of
+        `warpcheck.timing.chips` [default: the chip's]. clock: GHz [default: the table's]. watts: power limit, from
+        which the clock follows instead.
 
         Raises:
             ValueError: nothing was recorded (`timing=True` records), or the clock has no table of the chip.
         """
-        return Timing.of((launch.record for launch in self.launches), timeline=timeline)
+        records = [launch.record for launch in self.launches]
+        return Timing.of(records, timeline=timeline, sms=self.options.sms, table=table, clock=clock, watts=watts)
 
     def allocations(self) -> list[Allocation]:
         """Memory that every kernel may access, in addition to its own arguments."""
@@ -215,6 +223,10 @@ class Emulated:
         self.launches[-1] = replace(self.launches[-1], differs=tuple(differs), differences=tuple(differences))
 
     def _run_on(self, machine: Machine, launch: Launch, allocations: list[Allocation], budget: Budget) -> LaunchReport:
+        options = machine.options
+        part = None
+        if options.sample is not None:
+            part = part_of(launch, machine.chip, options.sms, options.sample, allocations)
         report = machine.launch(
             launch.ptx,
             launch.entry,
@@ -229,6 +241,7 @@ class Emulated:
             cooperative=launch.cooperative,
             budget=budget,
             outputs=self._outputs,
+            part=part,
         )
         self._found += report.findings
         return report

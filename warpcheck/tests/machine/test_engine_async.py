@@ -270,3 +270,42 @@ def test_the_response_to_a_cancellation_is_as_chips_have_it():
     want = [(0, y, z, 1) for z in range(3) for y in range(2)][1:]
     np.testing.assert_array_equal(out[:5], np.repeat(np.array(want)[:, None], 2, 1))
     assert not out[5, :, 3].any()
+
+
+# Warp 0 copies 16 bytes a lane again and again; the other warp waits, and gives the place back.
+REPEATED_COPIES = """
+    setp.ne.u32 %p0, %r0, 0;
+    @!%p0 mbarrier.init.shared.b64 [%r2+2048], 32;
+    @!%p0 mbarrier.init.shared.b64 [%r2+2056], 32;
+    fence.mbarrier_init.release.cluster; bar.sync 0;
+    mov.u32 %r8, 0;
+    shl.b32 %r3, %r0, 4; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d0, %r3; add.s64 %d1, %a0, %d0;
+    setp.ge.u32 %p2, %r0, 32; @%p2 bra CONSUME;
+AGAIN:
+    cp.async.cg.shared.global [%r4], [%d1], 16;
+    cp.async.mbarrier.arrive.noinc.shared.b64 [%r2+2048];
+    and.b32 %r9, %r8, 1;
+BACK: mbarrier.try_wait.parity.shared.b64 %p1, [%r2+2056], %r9; @!%p1 bra BACK;
+    add.u32 %r8, %r8, 1;
+    setp.ne.u32 %p3, %r8, {iterations}; @%p3 bra AGAIN;
+    bra DONE;
+CONSUME:
+    and.b32 %r9, %r8, 1;
+THERE: mbarrier.try_wait.parity.shared.b64 %p1, [%r2+2048], %r9; @!%p1 bra THERE;
+    ld.shared.b32 %r6, [%r4+-512];
+    mbarrier.arrive.shared.b64 _, [%r2+2056];
+    add.u32 %r8, %r8, 1;
+    setp.ne.u32 %p3, %r8, {iterations}; @%p3 bra CONSUME;
+DONE:
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_clocks_do_not_grow_with_the_iterations_of_copies(schedule, seed):
+    """An arrival for copies has a slot of its own, which is free again once its phase was waited for."""
+    data = np.zeros(256, np.uint32)
+    few, many = (
+        launch(REPEATED_COPIES.format(iterations=n), [data], block=64, schedule=schedule, seed=seed % 1000).clock_slots
+        for n in (8, 64)
+    )
+    assert many <= few + 32 < 8 * 32

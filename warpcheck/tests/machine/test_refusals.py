@@ -109,6 +109,33 @@ def test_the_assembler_ignores_setmaxnreg_without_a_bound_of_registers():
     Machine("sm_100a").launch(text, "test", grid=(1, 1, 1), block=(256, 1, 1))
 
 
+# Three warpgroups, 168 registers a thread at launch.
+THIRDS = """setp.ge.u32 %p0, %r0, 256; @%p0 bra THIRD; setp.ge.u32 %p1, %r0, 128; @%p1 bra SECOND;
+    {first} bra DONE; SECOND: {second} bra DONE; THIRD: {third} DONE:"""
+
+
+def test_a_warpgroup_keeps_more_registers_than_it_asks_for():
+    """Counts of flash-attn-4's kernel of dQ and dQv; the second one takes all that the first one gives back."""
+    launch(THIRDS.format(first=DEC.format(112), second=INC.format(224), third=INC.format(128)), block=384)
+    with pytest.raises(RegisterFileOverflow, match=r"setmaxnreg\.inc from 168 to 232 needs"):
+        launch(THIRDS.format(first=DEC.format(112), second=INC.format(232), third=INC.format(128)), block=384)
+
+
+def test_registers_of_warps_that_complete_a_warpgroup_are_in_the_pool():
+    """11 warps start with the 168 of 12: two give back 56 each, the absent one has 168, and four take 56 each."""
+    shares = """setp.ge.u32 %p0, %r0, 128; @%p0 bra NEXT; {take} bra DONE;
+        NEXT: setp.ge.u32 %p1, %r0, 192; @%p1 bra DONE; {give} DONE:"""
+    launch(shares.format(take=INC.format(224), give=DEC.format(112)), block=352)
+    with pytest.raises(RegisterFileOverflow, match="nobody gives any back"):
+        launch(shares.format(take=INC.format(248), give=DEC.format(112)), block=352)
+
+
+def test_with_a_declared_count_an_increase_names_more():
+    text = entry(INC.format(128), 0).replace("test()", "test() .maxnreg 168 .reqntid 128")
+    with pytest.raises(IllegalInstruction, match=r"setmaxnreg\.inc to 128 but the warp has 168"):
+        Machine("sm_100a").launch(text, "test", grid=(1, 1, 1), block=(128, 1, 1))
+
+
 def test_a_hang_before_registers_are_given_back_is_a_deadlock():
     """The consumers starve too, but the one to look at is the producer that never came to its setmaxnreg."""
     with pytest.raises(Deadlock, match="waits for registers"):

@@ -7,6 +7,7 @@ launches. This package depends on no driver and on no vendor's Python package.
 from warpcheck.machine.machine import Allocation, Launch, LaunchReport, Machine, kernel_of, load_core, three
 from warpcheck.machine.options import ORDERS, SCHEDULES, Budget, Checks, EmulationOptions, Order, interleavings
 from warpcheck.machine.outputs import Output
+from warpcheck.machine.record import Part
 
 __all__ = [
     "ORDERS",
@@ -20,6 +21,7 @@ __all__ = [
     "Machine",
     "Order",
     "Output",
+    "Part",
     "interleavings",
     "kernel_of",
     "load_core",

@@ -20,7 +20,7 @@ from warpcheck.machine.names import names_in, names_of_variables
 from warpcheck.machine.options import SCHEDULES, Budget, EmulationOptions, Order
 from warpcheck.machine.outputs import Output
 from warpcheck.machine.ptx import Kernel, Module, parse
-from warpcheck.machine.record import Record, RecordedLaunch
+from warpcheck.machine.record import Part, Record, RecordedLaunch
 from warpcheck.machine.targets import chips_with, missing_on
 
 
@@ -69,6 +69,7 @@ class LaunchReport:
     record: with `timing=True`, the input of the clock model; see `record`.
     differs: further orders in which the launch, from the same initial memory, left other bytes. differences: the
         first of these bytes in each, by tensor and offset.
+    clock_slots: components of the vector clocks, of warps and of asynchronous operations at a time.
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
 
@@ -84,6 +85,7 @@ class LaunchReport:
     lines: dict[int, int] = field(default_factory=dict)
     roles: dict[int, str] = field(default_factory=dict)
     trace_hash: int = 0
+    clock_slots: int = 0
     seconds: float = 0.0
     trace: list[tuple] = field(default_factory=list)
     record: Record | None = None
@@ -130,6 +132,7 @@ class Machine:
         after_unknown: bool = False,
         budget: Budget = Budget(),  # noqa: B008  (immutable)
         outputs: Sequence[Output] = (),
+        part: Part | None = None,
     ) -> LaunchReport:
         """Run one grid to its end.
 
@@ -142,6 +145,7 @@ class Machine:
         after_unknown: (with programmatic) the grid before is unknown and may access any global memory.
         budget: what the launch may take, as far as the options set no limit.
         outputs: tensors whose writes are recorded; the races check records them.
+        part: of the grid that runs [default: all of it].
         Raises an EmulationError subclass when the kernel does something wrong.
         """
         core = load_core()
@@ -158,6 +162,8 @@ class Machine:
         config["cooperative"] = cooperative
         config["before"] = None if after_unknown else self._before
         allowed = budget.asked(self.options)
+        if part is not None:
+            config["clusters"], config["sms"], config["resident"] = part.clusters, part.sms, part.resident
         config["max_instructions"], config["max_seconds"] = allowed.instructions, allowed.seconds
         result = core.run(loaded.program, config, self._progress_of(entry))
         self._before = result["touched"]
@@ -175,7 +181,7 @@ class Machine:
         report.roles = roles
         report.findings = Findings(findings)
         if options.timing:
-            shape = RecordedLaunch(self.chip, ptx, entry, tuple(grid), tuple(block), tuple(cluster), smem_bytes)
+            shape = RecordedLaunch(self.chip, ptx, entry, tuple(grid), tuple(block), tuple(cluster), smem_bytes, part)
             report.record = Record.of(shape, loaded.kernel, loaded.sources, result["records"], roles)
         return report
 
@@ -332,6 +338,7 @@ class _Loaded:
                 name = self.module.files.get(ins.file, "") if ins.file else ""
                 report.waits[f"{ins.opcode} ({name}:{ins.source_line}, ptx {ins.line})"] = n
         report.trace_hash = result["trace_hash"]
+        report.clock_slots = result["clock_slots"]
         report.trace = [
             (t, cta, warp, self.location((row, cta, warp, 0), grid, {}), count, what)
             for t, cta, warp, row, count, what in result["trace"]

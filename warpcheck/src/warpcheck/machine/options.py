@@ -93,6 +93,8 @@ class EmulationOptions:
     checks: groups and kinds of checks [default: all].
     trace: record events for `warpcheck.trace.write`.
     timing: record what `warpcheck.timing` needs; requires round_robin, in which a wait executes once.
+    sample: (with timing) run about so many clusters (CTAs of a launch without clusters) of each grid instead of all,
+        for the time of the whole grid on `sms` multiprocessors. Values are then those of the clusters that ran.
     on_finding: "raise" the first error, or "collect" all findings, the same pair of instructions once, and continue
         with the values that the machine has. An access that is impossible is left out.
     seeds: number of orders in which every launch runs, from the same memory: `seed` and its successors, each with the
@@ -115,6 +117,7 @@ class EmulationOptions:
     checks: Checks = Checks()
     trace: bool = False
     timing: bool = False
+    sample: int | None = None
     on_finding: str = "raise"
     seeds: int = 1
     resident: int | None = None
@@ -140,6 +143,13 @@ class EmulationOptions:
             )
         if self.resident is not None and self.resident < 0:
             raise ValueError(f"resident is {self.resident}, expected at least 1, or 0 for as many as fit")
+        if self.sample is not None and (self.sample < 1 or not self.timing):
+            raise ValueError(f"sample is {self.sample}, expected None, or at least 1 with timing")
+        if self.sample is not None and (self.seeds > 1 or self.checks.races or self.checks.poison):
+            raise ValueError(
+                f"sample is {self.sample}, expected None with seeds > 1 or checks of races or poison: most of a grid "
+                "does not run, and does not write its results"
+            )
         if self.timing and self.resident:
             raise ValueError(f"resident is {self.resident}, expected None or 0 with timing: a clock times a whole chip")
 

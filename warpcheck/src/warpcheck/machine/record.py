@@ -30,8 +30,26 @@ KINDS = {names[0]: number for number, names in enumerate(EVENTS)}
 
 
 @dataclass(frozen=True)
+class Part:
+    """Part of a grid that runs for the clock.
+
+    clusters: numbers of the clusters that run, in the order of their starts. sms: multiprocessors for them. resident:
+    clusters that run at a time. slots: clusters that the whole chip runs at a time. takes: whether CTAs take the tiles
+    of clusters that have not started. regions: base and bytes of the memory that the kernel may access.
+    """
+
+    clusters: tuple[int, ...]
+    sms: int
+    resident: int
+    slots: int
+    takes: bool = False
+    regions: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class RecordedLaunch:
-    """How the kernel was launched. smem_bytes: dynamic shared memory of a CTA."""
+    """How the kernel was launched. smem_bytes: dynamic shared memory of a CTA. part: of the grid that ran [default:
+    all]."""
 
     chip: str
     ptx: str
@@ -40,6 +58,7 @@ class RecordedLaunch:
     block: tuple[int, ...]
     cluster: tuple[int, ...]
     smem_bytes: int
+    part: Part | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ Sources, as the table names them:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -60,12 +61,41 @@ def _absent(unit: str, *names: str, value: float = 0) -> dict[str, Number]:
     return dict.fromkeys(names, _C(value, f"no {unit} on this chip"))
 
 
+_UNKNOWN = _C(math.inf, "unknown")
+
+
+@dataclass(frozen=True)
+class Power:
+    """Law of the clock under a power limit.
+
+    A chip takes `at_rest` watts, and (static + tensor * share) * f^3 more at f GHz, where `share` is the part of the
+    time in which the tensor cores are busy: voltage rises with the clock. most: GHz.
+    """
+
+    most: Number
+    at_rest: Number
+    static: Number
+    tensor: Number
+
+    def clock(self, watts: float, share: float) -> float:
+        """Return the clock in GHz at which the chip takes `watts`, at most `most`.
+
+        Raises:
+            ValueError: not more than the chip takes at rest.
+        """
+        if watts <= self.at_rest.value:
+            raise ValueError(f"watts is {watts:g}, expected more than the {self.at_rest.value:g} of a chip at rest")
+        each = self.static.value + self.tensor.value * share
+        return min(self.most.value, ((watts - self.at_rest.value) / each) ** (1 / 3))
+
+
 @dataclass(frozen=True)
 class ChipTable:
     """Parameters of a chip.
 
     sms: number of SMs. clock: GHz, the default for converting cycles to time. clock_backward: the same for backward
-    passes, if it differs. numbers: by the names of `_replay.CHIP_NUMBERS`.
+    passes, if it differs. numbers: by the names of `_replay.CHIP_NUMBERS`. l2_capacity: bytes that stay in L2. power:
+    law of the clock under a power limit; None if unknown.
     """
 
     chip: str
@@ -74,6 +104,8 @@ class ChipTable:
     clock: Number
     numbers: dict[str, Number]
     clock_backward: Number | None = None
+    l2_capacity: Number = _UNKNOWN
+    power: Power | None = None
 
     def clock_of(self, direction: str) -> float:
         """Return the clock in GHz. direction: "fwd" or "bwd"."""
@@ -143,6 +175,7 @@ _B200 = ChipTable(
         "cancel_latency": _C(1900, "a comment in quack: about 1 us"),
     },
     _fit(1.882, "fitted: flash-attn-4's backward, full, d 128, 4k and 16k; 1.965 is the most"),
+    _A(78e6, "TK: loads run at full speed up to 78 MB of the 126"),
 )  # fmt: skip
 
 # Units other than these are as a B200's; exponentials are in `sass.pipes`.
@@ -203,6 +236,18 @@ _H100 = ChipTable(
         "atomic_latency": _A(410, "bench.calibrate: a chain of atomic additions 424"),
         **_absent("cluster launch control", "cancel_latency", value=1900),
     },
+    l2_capacity=_A(50 << 20, "NVIDIA; TK: loads run at full speed up to 34 MB"),
+    power=Power(
+        _A(1.98, "NVIDIA"), _C(100, "between the 70 of a chip without work and what its memory takes"),
+        _fit(50, "as below"),
+        _fit(147.5, "14 rows of suite hopper, d 64 and d 128, 1k and 4k, on an H100 of 700 W: bench.held_out"),
+    ),
+)  # fmt: skip
+
+# Multiprocessors, L2 and clocks are an H100's.
+_H200 = replace(
+    _H100, gpu="H200",
+    numbers={**_H100.numbers, "dram_bytes": _B(18.1, "TileSight: 4.2 of 4.8 TB/s; law: over 132 SMs at 1.755 GHz")},
 )  # fmt: skip
 
 _RTX_5090 = ChipTable(
@@ -242,6 +287,7 @@ _RTX_5090 = ChipTable(
         **_absent("cluster of several SMs", "dsmem_bytes", value=20),
         "atomic_latency": _C(500, "an H100's 410, and 90 more of L2's latency; not measured"),
     },
+    l2_capacity=_B(96 << 20, "NVIDIA"),
 )  # fmt: skip
 
 _RTX_PRO_6000 = replace(
@@ -258,6 +304,7 @@ _RTX_PRO_6000 = replace(
         "dram_bytes": _B(5.0, "NVIDIA: 1792 GB/s over 188 SMs at 1.9 GHz"),
         "dram_latency": _A(864, "MD: a chain of loads"),
     },
+    l2_capacity=_B(128 << 20, "NVIDIA"),
 )  # fmt: skip
 
 _GB10 = replace(
@@ -271,9 +318,10 @@ _GB10 = replace(
         "dram_bytes": _B(2.37, "NVIDIA: 273 GB/s over 48 SMs at 2.4 GHz"),
         "dram_latency": _C(936, "as an RTX 5090; not measured"),
     },
+    l2_capacity=_B(24 << 20, "NVIDIA"),
 )  # fmt: skip
 
-GPUS = {table.gpu: table for table in (_B200, _B300, _H100, _RTX_5090, _RTX_PRO_6000, _GB10)}
+GPUS = {table.gpu: table for table in (_B200, _B300, _H100, _H200, _RTX_5090, _RTX_PRO_6000, _GB10)}
 # Of the GPUs that `machine.chips` names.
 TABLES = {table.chip: table for table in (_B200, _B300, _H100, _RTX_5090, _GB10)}
 

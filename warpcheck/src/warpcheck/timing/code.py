@@ -71,7 +71,7 @@ def issue_with(record: Record, binary: bytes) -> Issue:
 
     launch = record.launch
     issue = from_machine_code(record.kernel, issue_model(launch.ptx, binary, launch.entry))
-    return dataclasses.replace(issue, registers=registers(binary))
+    return dataclasses.replace(issue, registers=registers(binary, launch.entry))
 
 
 def binary_of(record: Record) -> bytes:

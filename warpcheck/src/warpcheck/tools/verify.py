@@ -92,11 +92,11 @@ class Judging:
     def _predicted(self, path: Path) -> Row:
         """Return the predicted time on `sms` multiprocessors. Raises ValueError if the clock does not know the chip."""
         from warpcheck.timing.chips import TABLES
-        from warpcheck.timing.command import timed
+        from warpcheck.timing.command import Clocked, timed
 
         if self.chip not in TABLES:
             raise ValueError(f"chip is {self.chip}, expected one of {', '.join(TABLES)}: the clock has no table of it")
-        exit_code, timing = timed([str(path)], self.chip, self.sms)
+        exit_code, timing = timed([str(path)], Clocked(TABLES[self.chip], self.sms))
         if exit_code or timing is None:
             raise ValueError(f"on the clock the script ended with {exit_code}")
         return {"cycles": round(timing.cycles), "microseconds": round(timing.microseconds, 3), "sms": self.sms}

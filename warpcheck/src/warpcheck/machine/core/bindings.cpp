@@ -104,6 +104,8 @@ Config config_from(PyObject* options) {
             std::sort(c.regions.begin(), c.regions.end(), [](const Region& a, const Region& b) { return a.base < b.base; });
         } else if (name == "outputs") {     // (address, bytes, address of the record of writes)
             each(value, [&](PyObject* t) { c.outputs.push_back({word(item(t, 0)), word(item(t, 1)), reinterpret_cast<uint8_t*>(word(item(t, 2)))}); });
+        } else if (name == "clusters") {
+            each(value, [&](PyObject* n) { c.clusters.push_back(word(n)); });
         } else if (name == "before") {
             if (value != Py_None) c.before = held<TouchedPtr>(value, kTouched);
         } else if (name == "schedule") {
@@ -172,6 +174,7 @@ Ref run(PyObject* arguments) {
     put(result, "waits", engine.counters.waits);
     put(result, "by_warp", engine.counters.by_warp);
     put(result, "trace_hash", engine.trace_hash);
+    put(result, "clock_slots", engine.clock_slots());
     const bool may_overlap = engine.launched_dependents && config.check_races;
     put(result, "touched", may_overlap ? capsule(kTouched, new TouchedPtr(engine.touched())) : none());
     for (const TraceEvent& t : engine.trace) append(trace, tuple_of(t.time, t.cta, t.warp, t.row, t.count, t.what));

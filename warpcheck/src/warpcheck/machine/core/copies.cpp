@@ -316,7 +316,7 @@ void Engine::try_cancel(Exec& x) {
     op->steps.push_back([this, self, targets, offset] {
         uint32_t words[4] = {};
         if (next_cluster_ < cluster_count_) {
-            const uint64_t n = next_cluster_++;
+            const uint64_t n = cluster_number(next_cluster_++);
             words[0] = uint32_t(n % cluster_grid_[0]) * config_.cluster[0];
             words[1] = uint32_t(n / cluster_grid_[0] % cluster_grid_[1]) * config_.cluster[1];
             words[1] |= uint32_t(n / cluster_grid_[0] / cluster_grid_[1]) * config_.cluster[2] << 16;

@@ -23,6 +23,8 @@ const char* wait_name(Wait w) {
     }
 }
 
+uint32_t whole_warpgroups(uint32_t threads) { return (threads + 127) / 128 * 128; }
+
 bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait::Warpgroup || w == Wait::Registers; }
 
 }  // namespace
@@ -44,6 +46,9 @@ Engine::Engine(const Program& program, const Config& config) : program_(program)
         cluster_count_ *= cluster_grid_[i];
         cluster_size_ *= config.cluster[i];
     }
+    for (const uint64_t number : config.clusters)
+        if (number >= cluster_count_) throw std::invalid_argument("cluster " + std::to_string(number) + " of a grid of " + std::to_string(cluster_count_));
+    if (!config.clusters.empty()) cluster_count_ = config.clusters.size();
     const uint32_t warps = (config.block[0] * config.block[1] * config.block[2] + 31) / 32;
     counters.waits.resize(program.code.size());
     counters.by_warp.assign(warps, std::vector<uint64_t>(program.code.size()));
@@ -132,13 +137,11 @@ void Engine::start_warp(Warp& w) {
 }
 
 // Registers per thread at launch. The PTX does not contain the assembler's choice. The model takes an equal share of
-// the register file, but at most the smallest count that a setmaxnreg.inc requests.
+// the register file, as the assembler does for kernels with setmaxnreg. A CTA has the registers of whole warpgroups: those
+// of warps that it lacks are in its pool.
 uint32_t Engine::launch_registers(uint32_t threads) const {
     if (program_.max_registers) return program_.max_registers;
-    uint32_t registers = std::min(248u, config_.registers_per_sm / threads / 8 * 8);
-    for (const Instr& in : program_.code)
-        if (in.op == Op::setmaxnreg && in.as<mod::Registers>().grows) registers = std::min(registers, uint32_t(in.as<mod::Registers>().registers));
-    return registers;
+    return std::min(248u, config_.registers_per_sm / whole_warpgroups(threads) / 8 * 8);
 }
 
 // Refuses launches that the driver refuses. Afterwards one cluster fits on an empty chip.
@@ -161,7 +164,8 @@ void Engine::check_launch() const {
                                          " registers at launch; the SM has " + std::to_string(config_.registers_per_sm));
 }
 
-bool Engine::place_cluster(uint64_t number) {
+bool Engine::place_cluster(uint64_t n) {
+    const uint64_t number = cluster_number(n);
     const uint32_t threads = config_.block[0] * config_.block[1] * config_.block[2];
     const uint32_t rounded = (threads + 31) / 32 * 32;
     const uint32_t shared = kSharedReserved + program_.static_shared_bytes + config_.dynamic_shared;
@@ -193,6 +197,7 @@ bool Engine::place_cluster(uint64_t number) {
         cta->shared.assign(shared, 0xFF);
         cta->shadow.assign(shared, 0);
         const uint32_t registers = launch_registers(rounded);
+        cta->pool_registers = (whole_warpgroups(rounded) - rounded) * registers;
         for (uint32_t i = 0; i < rounded / 32; ++i) {
             auto w = std::make_unique<Warp>();
             w->cta = cta.get();

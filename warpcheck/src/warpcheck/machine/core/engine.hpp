@@ -42,6 +42,7 @@ struct Config {
     uint64_t max_instructions = 0;  // warp instructions that a launch may execute; 0: no limit
     double max_seconds = 0;         // that a launch may take; 0: no limit
     uint32_t resident = 0;          // clusters that are resident at a time; 0: as many as fit
+    std::vector<uint64_t> clusters; // those that run, in the order of their starts; none: all
     bool cooperative = false;       // all CTAs are resident at once, otherwise the launch is refused
     bool overlaps = false;          // the previous grid may still run when this one starts
     std::shared_ptr<const Touched> before;      // memory of the previous grid; null: unknown, so all memory
@@ -194,13 +195,15 @@ public:
     bool launched_dependents = false;
     std::shared_ptr<Touched> touched() const { return races_.touched(); }
     std::vector<Finding> findings() const { return findings_.all(); }
+    size_t clock_slots() const { return races_.slots(); }
 
 private:
     friend class Races;
 
     // engine.cpp: launch, schedule
     void check_launch() const;
-    bool place_cluster(uint64_t number);
+    uint64_t cluster_number(uint64_t n) const { return config_.clusters.empty() ? n : config_.clusters[n]; }   // of the n-th that runs
+    bool place_cluster(uint64_t n);
     uint32_t launch_registers(uint32_t threads) const;
     void start_warp(Warp& w);
     void retire(Cta& cta);

@@ -224,9 +224,12 @@ Next Engine::set_registers(Exec& x) {
     Warp& w = x.w;
     Cta& cta = *w.cta;
     const bool grows = x.in.as<mod::Registers>().grows;
-    const uint32_t wanted = uint32_t(x.in.as<mod::Registers>().registers), have = w.registers;
-    const std::string text = std::string("setmaxnreg.") + (grows ? "inc" : "dec") + " to " + std::to_string(wanted);
-    if (wanted % 8 || wanted < 24 || wanted > 256) fail(Check::IllegalInstruction, text + ": not a multiple of 8 in 24..256");
+    const uint32_t named = uint32_t(x.in.as<mod::Registers>().registers), have = w.registers;
+    // Without .maxnreg a warp may start with more registers than setmaxnreg.inc names: flash-attn-4 does so with 168 and
+    // 128. It keeps them.
+    const uint32_t wanted = grows && !program_.max_registers ? std::max(named, have) : named;
+    const std::string text = std::string("setmaxnreg.") + (grows ? "inc" : "dec") + " to " + std::to_string(named);
+    if (named % 8 || named < 24 || named > 256) fail(Check::IllegalInstruction, text + ": not a multiple of 8 in 24..256");
     if (grows ? wanted < have : wanted > have) fail(Check::IllegalInstruction, text + " but the warp has " + std::to_string(have));
     if (grows && (wanted - have) * 32 > cta.pool_registers) {
         // ptxas ignores all setmaxnreg of a kernel with neither .maxnreg nor .minnctapersm (C7508), so none of them waits.
@@ -237,11 +240,11 @@ Next Engine::set_registers(Exec& x) {
         return Next::Stay;
     }
     auto& changes = cta.register_changes[w.index / 4];
-    if (changes.size() <= w.register_changes) changes.push_back({current_.row, wanted, 0, current_});
+    if (changes.size() <= w.register_changes) changes.push_back({current_.row, named, 0, current_});
     RegisterChange& change = changes[w.register_changes++];
     ++change.warps;
-    if (change.registers != wanted || (config_.check_letter && change.row != current_.row)) {
-        SimError error(change.registers != wanted ? Check::RegisterCount : Check::RegisterPlace, text + (change.registers != wanted
+    if (change.registers != named || (config_.check_letter && change.row != current_.row)) {
+        SimError error(change.registers != named ? Check::RegisterCount : Check::RegisterPlace, text + (change.registers != named
                            ? " but another warp of the warpgroup set " + std::to_string(change.registers)
                            : " at another instruction than another warp of the warpgroup; by the letter all must execute the same one"));
         error.others.push_back({"the other warp", change.first});

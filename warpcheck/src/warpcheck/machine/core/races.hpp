@@ -83,6 +83,7 @@ public:
     }
     void end(const WarpClock& clock) { ended_.push_back(clock.slot); }
     uint32_t new_slot();
+    size_t slots() const { return epochs_.size(); }     // taken at one time or another
     uint32_t next_epoch(uint32_t slot) { return ++epochs_[slot]; }
 
     void start(WarpClock& clock);

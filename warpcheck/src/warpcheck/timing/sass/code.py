@@ -102,16 +102,22 @@ _REGISTER_COUNT = bytes(
     (4, 0x2F, 8, 0)
 )  # header in .nv.info of EIATTR_REGCOUNT: format, attribute, and size of 8 bytes
 
+_SYMBOL_BYTES = 24
 
-def registers(cubin: bytes) -> int:
-    """Return the registers of a thread, in the kernel that needs most. Raises ValueError if the cubin does not say."""
-    for name, offset, size in _sections(cubin):
-        info = cubin[offset : offset + size]
-        if name == ".nv.info":
-            at = [i for i in range(0, size, 4) if info[i : i + 4] == _REGISTER_COUNT]
-            if at:
-                return max(struct.unpack_from("<I", info, i + 8)[0] for i in at)
-    raise ValueError("the cubin does not say how many registers its kernels have")
+
+def registers(cubin: bytes, entry: str) -> int:
+    """Return the registers of a thread of a kernel. Raises ValueError if the cubin does not say."""
+    found = {name: (offset, size) for name, offset, size in _sections(cubin)}
+    if not {".nv.info", ".symtab", ".strtab"} - set(found):
+        offset, size = found[".nv.info"]
+        info, symbols, names = cubin[offset : offset + size], found[".symtab"][0], found[".strtab"][0]
+        for i in range(0, size, 4):
+            if info[i : i + 4] == _REGISTER_COUNT:  # followed by the index of a symbol, and the registers
+                symbol, count = struct.unpack_from("<II", info, i + 4)
+                first = names + struct.unpack_from("<I", cubin, symbols + _SYMBOL_BYTES * symbol)[0]
+                if cubin[first : cubin.index(b"\0", first)].decode() == entry:
+                    return int(count)
+    raise ValueError(f"the cubin does not say how many registers {entry} has")
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[str, int, int]]:

@@ -1,0 +1,104 @@
+"""Measured rows beside what the emulator's clock predicts from a part of each grid.
+
+    python -m bench.held_out predict MEASURED.jsonl... --gpu H200 --power 700 --into ROWS.jsonl
+    python -m bench.held_out page ROWS.jsonl
+
+Nothing is fitted to the rows. The clock follows from the power limit (`warpcheck.timing.chips`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+from warpcheck.timing.chips import GPUS
+
+from .sampled import SAMPLE, predict_sampled
+from .suites import SUITES
+
+
+def predicted(row: dict, gpu: str, watts: float, sample: int) -> dict:
+    """Return a row of the measured and the predicted time of a row of fa4."""
+    (case,) = (case for case in SUITES[row["suite"]] if case.label == row["label"])
+    found = predict_sampled(case, "fa4", GPUS[gpu], sample, watts=watts)
+    timing, main = found.timing, found.timing.wholes[found.main]
+    return {
+        "suite": row["suite"], "label": row["label"], "direction": case.direction, "device": row["machine"]["device"],
+        "gpu": gpu, "watts": watts, "measured_ms": row["median_ms"], "predicted_ms": timing.microseconds / 1000,
+        "cycles": timing.cycles, "clock_ghz": timing.clock, "launches": len(timing.launches), "bound": found.bound,
+        "clusters": main.ran if main else None, "of": main.clusters if main else None,
+    }  # fmt: skip
+
+
+def error(row: dict) -> float:
+    return float(row["predicted_ms"] / row["measured_ms"] - 1)
+
+
+def page(rows: list[dict]) -> str:
+    """A table, and the errors of each GPU."""
+    lines = ["| GPU | row | measured, ms | predicted, ms | GHz | error |", "|---|---|--:|--:|--:|--:|"]
+    lines += [
+        f"| {row['gpu']} | {row['label'].removesuffix(' bfloat16')} | {row['measured_ms']:.3f} "
+        f"| {row['predicted_ms']:.3f} | {row['clock_ghz']:.2f} | {error(row):+.1%} |"
+        for row in rows
+    ]
+    told = []
+    for gpu in dict.fromkeys(row["gpu"] for row in rows):
+        for name, directions in (("all", ("fwd", "bwd")), ("forwards", ("fwd",)), ("backwards", ("bwd",))):
+            chosen = [row for row in rows if row["gpu"] == gpu and row["direction"] in directions]
+            if chosen:
+                worst = max(chosen, key=lambda row: abs(error(row)))
+                mean = sum(abs(error(row)) for row in chosen) / len(chosen)
+                told.append(
+                    f"{gpu}, {name} ({len(chosen)}): mean absolute error {mean:.1%}, mean "
+                    f"{sum(map(error, chosen)) / len(chosen):+.1%}, the largest {error(worst):+.1%} "
+                    f"({worst['label'].removesuffix(' bfloat16')})."
+                )
+    return "\n".join([*lines, "", *told]) + "\n"
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command("predict")
+@click.argument("measured", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--gpu", type=click.Choice([name for name, table in GPUS.items() if table.power]), required=True)
+@click.option("--power", "watts", type=float, default=700.0, show_default=True)
+@click.option("--sample", type=click.IntRange(min=1), default=SAMPLE, show_default=True)
+@click.option("--filter", "pattern", default="", help="Only rows whose label matches this regular expression.")
+@click.option("--least", type=float, default=0.2, show_default=True,
+              help="Milliseconds that a row takes at least: the host may bound shorter ones.")  # fmt: skip
+@click.option("--into", type=click.Path(path_type=Path), required=True)
+def predict(measured, gpu, watts, sample, pattern, least, into) -> None:
+    """Predict every row of fa4 that is not in --into."""
+    known = {(row["suite"], row["label"]) for row in read(into)} if into.exists() else set()
+    for path in measured:
+        for row in read(path):
+            if row["provider"] != "fa4" or row.get("median_ms", 0.0) < least:
+                continue
+            if (row["suite"], row["label"]) in known or not re.search(pattern, row["label"]):
+                continue
+            known.add((row["suite"], row["label"]))
+            made = predicted(row, gpu, watts, sample)
+            click.echo(f"{made['label']}: {made['predicted_ms']:.3f} ms, measured {made['measured_ms']:.3f}")
+            with into.open("a") as file:
+                file.write(json.dumps(made) + "\n")
+
+
+@main.command("page")
+@click.argument("rows", type=click.Path(exists=True, path_type=Path))
+def _page(rows: Path) -> None:
+    """Print the table of predicted rows."""
+    click.echo(page(read(rows)), nl=False)
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    main()
