@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 import fa4
 
 from . import machine, overlap
-from .models import Block, Shape
+from .models import Block, Layer, Shape
 from .ranks import gathered, join_group, nccl_version, of_first_rank, wait
 from .run import RESULTS
 from .summary import training_lines
@@ -204,7 +204,7 @@ def main(
             row = {
                 **common,
                 "provider": name,
-                "label": f"{mode} {shape.attention.label}",
+                "label": f"{mode} {shape.case(Layer()).label}",
                 "mode": mode,
                 **asdict(shape),
             }

@@ -182,7 +182,7 @@ def test_unknown_provider_and_empty_filter_are_refused(tiny):
         ("`--dry-run 90` compiles its kernels", ["--suite", "hopper", "--device", "cpu"]),
         ("`--dry-run 120` compiles its kernels", ["--suite", "consumer", "--device", "cpu"]),
         ("--gpu is given without --predict", ["--gpu", "GB10"]),
-        ("'GTX 1080': expected one of B200, B300, H100, RTX 5090", ["--predict", "--gpu", "GTX 1080"]),
+        ("'GTX 1080': expected one of B200, B300, H100, H200, RTX 5090", ["--predict", "--gpu", "GTX 1080"]),
     ],
 )
 def test_bad_options_are_usage_errors(tiny, message, arguments):

@@ -352,6 +352,7 @@ AREAS = (
         ("fa4/runtime/background.py", "fa4/runtime/workers.py"),
         ("tests/test_background.py", "tests/test_call_ranges.py", "tests/test_ahead.py"),
     ),
+    Area("counters", ("fa4/runtime/counters.py",), ("tests/test_counters.py",)),
     Area("growing lengths", ("fa4/torch_ops/growing.py",), ("tests/test_growing.py",)),
     Area(
         "run",

@@ -82,7 +82,7 @@ def test_schedules_blocks_and_thresholds(seed):
 def test_tiles_are_taken_by_a_counter_that_ends_at_zero(seed, monkeypatch):
     """Twice by the same one. One CTA at a time runs in odd orders: the first one takes all tiles."""
     counter = torch.zeros(counters.NUMBERS, dtype=torch.int32)
-    monkeypatch.setattr(fwd_plan, "tile_counter", lambda device: counter)
+    monkeypatch.setattr(fwd_plan, "tile_counter", lambda q, chip: counter)
     case = Case("many tiles", batch=2, seqlen_q=600, seqlen_k=500, heads_q=3, heads_kv=1, head_dim=64)
     problem = cases.make(case, seed)
     row = ForwardTiles(2, 128, ping_pong=False)
@@ -260,7 +260,8 @@ def test_what_pairs_of_ctas_work_on(dims, rows, keys, heads, changes, expected):
 @pytest.mark.parametrize(
     "dims, seqlen, heads, changes, expected",
     [
-        (64, 8192, (64, 8), dict(window_left=127), (4, 64, 8)),
+        (64, 8192, (64, 8), dict(window_left=127), (4, 136, 8)),
+        (64, 8192, (64, 8), dict(window_left=255), (4, 64, 8)),
         (64, 8192, (64, 8), dict(window_left=2047), (3, 128, 1)),
         (64, 8192, (32, 32), dict(window_left=127), (3, 128, 1)),
         (64, 8192, (24, 8), dict(window_left=127), (3, 128, 1)),  # three heads fill no tile

@@ -41,10 +41,11 @@ def load(context: Sm100SparseContext):
         own.load(context, work, Int32(0), rank)
         operands = load_keys(context, operands, "k", own, rank)
         steps = work.blocks(context)
+        own_do = None if const_expr(context.cfg.keeps_do) else work
         for i in cutlass.range(steps, unroll=1):
             after.load(context, work, i + 1, rank)
             both.load(context, work, i, Int32(0))
-            operands = load_keys(context, operands, "v", own, rank, None if context.cfg.keeps_do else work)
+            operands = load_keys(context, operands, "v", own, rank, own_do)
             if i + 1 < steps:
                 operands = load_keys(context, operands, "k", after, rank)
             for product in context.cfg.products:
