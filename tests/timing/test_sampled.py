@@ -20,10 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @needs_machine_code
-@pytest.mark.parametrize("gpu", ["H100", "B200", "B300"])
+@pytest.mark.parametrize("gpu", ["B200", "B300"])
 def test_shared_heads_and_windows_are_predicted(gpu):
-    """4 query heads on one of keys take about what 4 on 4 take; a window of an eighth of the keys takes much less. On
-    Blackwell a place takes 14 of 2048 tiles of many lengths, whose mean errs by 10 %."""
+    """4 query heads on one of keys take about what 4 on 4 take; a window of an eighth of the keys takes much less. A
+    place takes 14 of 2048 tiles of many lengths, whose mean errs by 10 %. On Hopper a part of the grid would take the
+    tiles of all others, by their counter."""
     shared = BenchCase("fwd", 4, 4096, 4096, 32, 8, 128, 128, True)
     own = BenchCase("fwd", 4, 4096, 4096, 32, 32, 128, 128, True)
     window = BenchCase("fwd", 4, 4096, 4096, 32, 8, 128, 128, True, window=511)
