@@ -27,7 +27,7 @@ from .providers import PROVIDERS
 from .row_pages import rows_by_file, wrapped
 from .run import checked_work
 from .suites import BenchCase, made_tensors, square
-from .timing import L2_FLUSH_BYTES, Timing, orders
+from .timing import Timing, cuda_samples, orders
 
 PAGE = Path("docs/results/beside-communication.md")
 HELD = 0, 8, 16, 24
@@ -57,19 +57,6 @@ forward](../hopper-forward.md)). The last cases compare these schedules, in a ru
 """
 
 
-def _samples(work: Callable[[], object], repeats: int) -> list[float]:
-    """Milliseconds of single runs, cold, on the current stream alone."""
-    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for start, stop in events:
-        flush.zero_()
-        start.record()
-        work()
-        stop.record()
-    events[-1][1].synchronize()  # and not the GPU, which has a kernel that does not end
-    return [start.elapsed_time(stop) for start, stop in events]
-
-
 def measure_case(
     case: BenchCase, names: list[str], held: tuple[int, ...], repeats: int, seed: int
 ) -> Iterator[dict]:  # fmt: skip
@@ -93,9 +80,9 @@ def measure_case(
         for order in orders(len(works)):
             for sms, place in itertools.product(held, order):
                 name = [*works][place]
-                _samples(works[name][1], 2)
+                cuda_samples(works[name][1], 2)
                 with holder.holding(sms):
-                    times[name, sms] += _samples(works[name][1], 1 + repeats)[1:]
+                    times[name, sms] += cuda_samples(works[name][1], 1 + repeats)[1:]
     for (name, sms), samples in times.items():
         yield dict(provider=name, held=sms, **works[name][0], **dataclasses.asdict(Timing.of(samples)))
 

@@ -108,7 +108,7 @@ def _repeats(estimate_ms: float, seconds: float, least: int) -> int:
 
 def _samples(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
     """Milliseconds of single runs."""
-    return (_cuda_samples if device.type == "cuda" else _cpu_samples)(function, repeats)
+    return (cuda_samples if device.type == "cuda" else _cpu_samples)(function, repeats)
 
 
 def _cpu_samples(function: Callable[[], object], repeats: int) -> list[float]:
@@ -120,7 +120,9 @@ def _cpu_samples(function: Callable[[], object], repeats: int) -> list[float]:
     return [once() for _ in range(repeats)]
 
 
-def _cuda_samples(function: Callable[[], object], repeats: int) -> list[float]:
+def cuda_samples(function: Callable[[], object], repeats: int) -> list[float]:
+    """Milliseconds of single runs with a cold L2 cache. Waits for the current stream alone: another one may have a
+    kernel that does not end."""
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     for start, stop in events:
@@ -128,7 +130,7 @@ def _cuda_samples(function: Callable[[], object], repeats: int) -> list[float]:
         start.record()
         function()
         stop.record()
-    torch.cuda.synchronize()
+    events[-1][1].synchronize()
     return [start.elapsed_time(stop) for start, stop in events]
 
 
