@@ -22,6 +22,8 @@ from warpcheck.timing.chips import GPUS
 
 from fa4.emulator import emulate
 
+from .row_pages import rows_of
+
 
 @dataclass(frozen=True)
 class Published:
@@ -110,7 +112,7 @@ def main() -> None:
 @click.option("--into", type=click.Path(path_type=Path), required=True)
 def predict(into: Path) -> None:
     """Predict every published row that is not in --into."""
-    known = read(into) if into.exists() else []
+    known = rows_of(into) if into.exists() else []
     for row in map(dataclasses.asdict, PUBLISHED):
         if not any(row.items() <= old.items() for old in known):
             made = {**row, "cycles": predicted(Published(**row))}
@@ -123,11 +125,7 @@ def predict(into: Path) -> None:
 @click.argument("rows", type=click.Path(exists=True, path_type=Path))
 def _page(rows: Path) -> None:
     """Print the table."""
-    click.echo(page(read(rows)), nl=False)
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    click.echo(page(rows_of(rows)), nl=False)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 from warpcheck.timing.chips import GPUS
 
+from .row_pages import rows_of
 from .sampled import SAMPLE, predict_sampled
 from .suites import SUITES
 
@@ -75,9 +76,9 @@ def main() -> None:
 @click.option("--into", type=click.Path(path_type=Path), required=True)
 def predict(measured, gpu, watts, sample, pattern, least, into) -> None:
     """Predict every row of fa4 that is not in --into."""
-    known = {(row["suite"], row["label"]) for row in read(into)} if into.exists() else set()
+    known = {(row["suite"], row["label"]) for row in rows_of(into)} if into.exists() else set()
     for path in measured:
-        for row in read(path):
+        for row in rows_of(path):
             if row["provider"] != "fa4" or row.get("median_ms", 0.0) < least:
                 continue
             if (row["suite"], row["label"]) in known or not re.search(pattern, row["label"]):
@@ -93,11 +94,7 @@ def predict(measured, gpu, watts, sample, pattern, least, into) -> None:
 @click.argument("rows", type=click.Path(exists=True, path_type=Path))
 def _page(rows: Path) -> None:
     """Print the table of predicted rows."""
-    click.echo(page(read(rows)), nl=False)
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    click.echo(page(rows_of(rows)), nl=False)
 
 
 if __name__ == "__main__":

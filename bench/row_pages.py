@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from pathlib import Path
 
 from .curves import RESULTS
 
@@ -20,4 +21,9 @@ def wrapped(part: str) -> str:
 def rows_by_file(pattern: str, further: str | None = None) -> dict[str, list[dict]]:
     """Return the committed rows of the files of a pattern, the newest first, then of another one, by file name."""
     found = [*sorted(RESULTS.glob(pattern), reverse=True), *(sorted(RESULTS.glob(further)) if further else ())]
-    return {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in found}
+    return {file.name: rows_of(file) for file in found}
+
+
+def rows_of(file: Path) -> list[dict]:
+    """Return the rows of a file of any benchmark; `compare.read_rows` also checks that they are of bench.run."""
+    return [json.loads(line) for line in file.read_text().splitlines()]

@@ -11,6 +11,7 @@ from warpcheck.timing.code import assembler
 
 from bench import cudnn_published, held_out
 from bench.predicted import predicted_row
+from bench.row_pages import rows_of
 from bench.sampled import predict_sampled
 from bench.suites import BenchCase, square
 
@@ -53,13 +54,13 @@ def test_a_grid_whose_clusters_wait_for_others_says_so():
 
 
 def test_the_page_of_held_out_rows_is_made_from_them():
-    rows = held_out.read(ROOT / "bench" / "results" / "2026-11-28_predicted_h200-held-out.jsonl")
+    rows = rows_of(ROOT / "bench" / "results" / "2026-11-28_predicted_h200-held-out.jsonl")
     assert len(rows) >= 24 and len({row["label"] + row["suite"] for row in rows}) == len(rows)
     assert held_out.page(rows) in (ROOT / "docs" / "results" / "clock.md").read_text()
 
 
 def test_the_table_of_published_rows_of_cudnn_is_made_from_its_rows():
-    rows = cudnn_published.read(ROOT / "bench" / "results" / "2026-11-28_predicted_sm_100a_cudnn-published.jsonl")
+    rows = rows_of(ROOT / "bench" / "results" / "2026-11-28_predicted_sm_100a_cudnn-published.jsonl")
     assert [row["tflops"] for row in rows] == [row.tflops for row in cudnn_published.PUBLISHED]
     assert cudnn_published.page(rows) in (ROOT / "docs" / "results" / "predicted-times.md").read_text()
 
