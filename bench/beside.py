@@ -51,8 +51,8 @@ then the share: the speed that is left, over the share of the SMs that is left. 
 than 1 is possible where power or memory is the limit of the whole chip. 2 x 8192 tokens, hidden size 2048, bfloat16.
 "fa4, shared" is what `fa4.distributed` calls while messages are under way.
 
-The rows of "fa4" below are of forwards whose tiles belonged to CTAs by index: a CTA that starts late ends late. Since
-then, tiles are taken by an atomic counter, except by CTA pairs, few queries and caches ([Hopper
+The rows of "fa4" are of forwards in which a tile belongs to a CTA by its index, at the commit of the rows: a CTA that
+starts late ends late. Kernels take tiles by an atomic counter, except for CTA pairs, few queries and caches ([Hopper
 forward](../hopper-forward.md)). The last cases compare these schedules, in a run of their own.
 """
 
