@@ -1,9 +1,12 @@
 """Problems of the kernels for gradients of lists, on emulated chips, and their judgement against float64."""
 
-from dataclasses import dataclass
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from warpcheck.machine import SCHEDULES
 
 from fa4.emulator import emulate
 from fa4.runtime.spec import Saved
@@ -138,3 +141,32 @@ def check(
     for x, y in zip(sums, before):
         assert torch.equal(x[unlisted], y[unlisted]), f"{context}, seed {seed}: rows that no list has changed"
     return [dq, *sums]
+
+
+Check = Callable[..., list[Tensor]]
+"""`check` for one chip."""
+
+
+def check_schedules(of_chip: Check, drawn: Drawn, seed: int, context: str) -> None:
+    for schedule in SCHEDULES:
+        of_chip(drawn, seed, schedule, context)
+
+
+def check_equal_bits(of_chip: Check, case: Lists, seed: int) -> None:
+    """Deterministic gradients have equal bits under all schedules."""
+    drawn = draw(case, seed)
+    first, *others = (of_chip(drawn, seed, schedule, str(case), deterministic=True) for schedule in SCHEDULES)
+    for other in others:
+        assert all(map(torch.equal, first, other)), f"{case}, seed {seed}"
+
+
+def check_random(of_chip: Check, case: Lists, seed: int, draws: int, longest: int, rows: int, tokens: int) -> None:
+    """Many lists for the compiled kernels of a case, with at most so many keys, rows and tokens. One list has several
+    keys: with one key a list, dq and dk are 0, and the errors are those of a difference of equal sums."""
+    for i in range(draws):
+        numbers = random.Random(seed + i)
+        keys = numbers.randint(2, longest)
+        of_k, of_q = numbers.randint(keys, rows), numbers.randint(1, tokens)
+        counts = (keys, *(numbers.randint(0, keys) for _ in range(of_q * case.lists - 1)))
+        varied = replace(case, tokens=of_q, counts=counts, rows=of_k, longest=keys)
+        of_chip(draw(varied, seed + i), seed + i, SCHEDULES[i % 3], f"{varied}")

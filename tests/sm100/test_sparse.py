@@ -1,7 +1,6 @@
 """Blackwell's backward of lists on the emulated chip, against float64; which calls it serves; its machine code."""
 
 import functools
-import random
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
-from warpcheck.machine import SCHEDULES
 
 import fa4
 from fa4.emulator import emulate
@@ -32,37 +30,19 @@ CASES = (
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients(case, seed):
-    drawn = draw(case, seed)
-    for schedule in SCHEDULES:
-        check(drawn, seed, schedule, str(case))
+    lists.check_schedules(check, draw(case, seed), seed, str(case))
 
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
 def test_deterministic_gradients(case, seed):
-    """They have equal bits under all schedules."""
-    drawn = draw(case, seed)
-    first, *others = (check(drawn, seed, schedule, str(case), deterministic=True) for schedule in SCHEDULES)
-    for other in others:
-        assert all(map(torch.equal, first, other)), f"{case}, seed {seed}"
+    lists.check_equal_bits(check, case, seed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(6))
 def test_random_lists(part, seed):
-    """Of compiled kernels, so that many interleavings take little time."""
-    case = CASES[part]
-    for i in range(6):
-        draws = random.Random(seed + i)
-        longest = draws.randint(2, 400)
-        rows = draws.randint(longest, 420)
-        tokens = draws.randint(1, 3)
-        counts = (longest, *(draws.randint(0, longest) for _ in range(tokens * case.lists - 1)))
-        varied = Lists(
-            case.group, tokens, case.lists, case.heads, case.head_dim, case.head_dim_v, case.dtype, case.has_dlse,
-            counts, rows, longest,
-        )  # fmt: skip
-        check(draw(varied, seed + i), seed + i, SCHEDULES[i % 3], f"{varied}")
+    lists.check_random(check, CASES[part], seed, draws=6, longest=400, rows=420, tokens=3)
 
 
 def test_values_that_are_columns_of_the_keys(seed):

@@ -1,7 +1,6 @@
 """Hopper's backward of lists on the emulated chip, against float64; which calls it serves; its machine code."""
 
 import functools
-import random
 import re
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from warpcheck.host.modules import fatbins_in
-from warpcheck.machine import SCHEDULES
 
 import fa4
 from bench import static
@@ -40,9 +38,7 @@ CASES = (
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients(case, seed):
-    drawn = draw(case, seed)
-    for schedule in SCHEDULES:
-        check(drawn, seed, schedule, str(case))
+    lists.check_schedules(check, draw(case, seed), seed, str(case))
 
 
 @pytest.mark.rotates(2)
@@ -52,8 +48,7 @@ def test_gradients_where_sums_exceed_the_l2_cache(case, seed, monkeypatch):
     monkeypatch.setattr(plan, "exceed_l2", lambda sums, chip: True)
     drawn = draw(replace(case, tokens=6, counts=None), seed)
     drawn.rows = ascending(drawn)
-    for schedule in SCHEDULES:
-        check(drawn, seed, schedule, str(case))
+    lists.check_schedules(check, drawn, seed, str(case))
 
 
 def ascending(drawn: Drawn) -> Tensor:
@@ -64,30 +59,13 @@ def ascending(drawn: Drawn) -> Tensor:
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
 def test_deterministic_gradients(case, seed):
-    """They have equal bits under all schedules."""
-    drawn = draw(case, seed)
-    first, *others = (check(drawn, seed, schedule, str(case), deterministic=True) for schedule in SCHEDULES)
-    for other in others:
-        assert all(map(torch.equal, first, other)), f"{case}, seed {seed}"
+    lists.check_equal_bits(check, case, seed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(6))
 def test_random_lists(part, seed):
-    """Of compiled kernels, so that many interleavings take little time. One list has several keys: with one key a list,
-    dq and dk are 0, and the errors are those of a difference of equal sums."""
-    case = CASES[part]
-    for i in range(10):
-        draws = random.Random(seed + i)
-        longest = draws.randint(2, 250)
-        rows = draws.randint(longest, 260)
-        tokens, has_dlse = draws.randint(1, 4), case.has_dlse
-        counts = (longest, *(draws.randint(0, longest) for _ in range(tokens * case.lists - 1)))
-        varied = Lists(
-            case.group, tokens, case.lists, case.heads, case.head_dim, case.head_dim_v, case.dtype, has_dlse,
-            counts, rows, longest,
-        )  # fmt: skip
-        check(draw(varied, seed + i), seed + i, SCHEDULES[i % 3], f"{varied}")
+    lists.check_random(check, CASES[part], seed, draws=10, longest=250, rows=260, tokens=4)
 
 
 def test_strided_and_unaligned_tensors(seed):
