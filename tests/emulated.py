@@ -16,7 +16,7 @@ from fa4.oracle.cases import Case
 from fa4.runtime import plan
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import Gradients, Saved
-from fa4.torch_ops.run import backward, forward
+from fa4.torch_ops.run import ForwardExecutor, backward
 from tests.poisoned import poison_unused
 
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -71,7 +71,9 @@ class Kernels:
         in waves. `tiles` replaces the row of the table.
         """
         with emulate(self.chip, sms=sms, seed=seed, schedule=schedule):
-            return forward(problem.inputs, problem.spec, self.made(problem.spec, problem.inputs, forward_tiles=tiles))
+            made = self.made(problem.spec, problem.inputs, forward_tiles=tiles)
+            # (as a call that comes again)
+            return ForwardExecutor(problem.inputs, problem.spec, made).call_with_tensors(problem.inputs.tensors)
 
     def gradients(
         self,

@@ -105,7 +105,7 @@ class ForwardDirection(Generic[Config]):
         scalars, sizes = self._fixed_arguments
         if self._varlen:  # one plan serves many lengths
             sizes = (inputs.max_seqlen_q, inputs.cu_seqlens_q.shape[0] - 1, *self._fixed_sizes)
-        counter = tile_counter(inputs.q, self.chip) if self._has_counter else None
+        counter = tile_counter(inputs[0], self.chip) if self._has_counter else None
         self._launcher(inputs[:8], out, lse, scalars, sizes, mod_tensors, cache_tensors, counter)
 
     def for_extent(self, extent: ProblemSize) -> Self:

@@ -79,7 +79,8 @@ class Plan:
         raise NotImplementedError
 
     def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-        """Write out, like q with head_dim_v columns, and lse, (batch, heads, rows) or varlen (heads, rows)."""
+        """Write out, like q with head_dim_v columns, and lse, (batch, heads, rows) or varlen (heads, rows). Of calls
+        that come again, compiled kernels get the tensors of `inputs` alone, a plain tuple."""
         raise NotImplementedError
 
     def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
