@@ -21,7 +21,7 @@ from fa4.oracle import reference
 from fa4.oracle.indexer import E4M3, Case
 from fa4.runtime.device import chip_by_number
 from fa4.sm90.indexer import plan
-from fa4.sm90.indexer.config import GROUPS, ScoresConfig
+from fa4.sm90.indexer.config import ScoresConfig
 from fa4.sm90.indexer.kernel import KERNEL, channels, smem_map
 from tests.machine_code import machine_code
 
@@ -202,7 +202,7 @@ def test_products_stay_in_flight_and_nothing_spills(dtype, disassembler, tmp_pat
     sizes = dict(head_dim=128, heads=64, tokens=2, tile_n=plan.TILE_N, page_size=0, smem_bytes=CHIP.smem_per_block)
     cfg = ScoresConfig(torch_dtype=dtype, has_k_descale=True, **sizes)
     code, _ = machine_code(SimpleNamespace(kernel=KERNEL, cfg=cfg, chip=CHIP), tmp_path)
-    products = GROUPS * cfg.parts
+    products = cfg.parts
     assert sum("GMMA" in line for line in code) == products * cfg.kq.steps
     assert sum("WARPGROUP.ARRIVE" in line for line in code) == products
     assert not [line for line in code if line.startswith(("STL", "LDL"))]

@@ -1,4 +1,4 @@
-"""Compute role, consumers of one warpgroup with two groups of rows each: products with all heads, ReLU, sum over heads.
+"""Compute role, consumers of one warpgroup with some rows each: products with all heads, ReLU, sum over heads.
 
 A product is S^T, 64 keys by (row, head). A thread holds two keys and, of every eight (row, head) pairs, two
 neighbouring ones: it adds up a quarter of the heads of each row, and four threads exchange the rest. The weights of its
@@ -22,7 +22,6 @@ from ...pipeline.roles import ROWS_PER_WARP, WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..wgmma import ROWS
 from ..wgmma_order import wait
-from .config import GROUPS
 from .context import Keys, ScoresContext, Work
 from .load import key_row
 
@@ -49,27 +48,24 @@ def loop(consumer: Consumer, work: Work, k: Cursor):
             k = k.next()
 
 
-def block_scores(consumer: Consumer, keys: Keys, outputs: list[Outputs], block: Int32, k: Cursor) -> None:
-    """Store the scores of a key block. Two products are in flight until the last one: ptxas serializes products that
-    are in flight across iterations of a loop."""
+def block_scores(consumer: Consumer, keys: Keys, outputs: Outputs, block: Int32, k: Cursor) -> None:
+    """Store the scores of a key block. Factors of keys are loaded while the first product is computed."""
     cfg = consumer.cfg
-    steps = [(part, group) for part in range(cfg.parts) for group in range(GROUPS)]
-    for part, group in steps[:GROUPS]:
-        consumer.start(group, part, k)
-    for n, (part, group) in enumerate(steps):
-        key = block * cfg.tile_n + part * ROWS + consumer.key
-        scale = k_scale(consumer, keys, key) if cfg.has_k_descale else Float32(1.0)
-        wait(min(GROUPS, len(steps) - n) - 1)
-        if n + 1 == len(steps):
+    consumer.start(0, k)
+    of_parts = [block * cfg.tile_n + part * ROWS + consumer.key for part in range(cfg.parts)]
+    scales = [k_scale(consumer, keys, key) if cfg.has_k_descale else Float32(1.0) for key in of_parts]
+    for part, (key, scale) in enumerate(zip(of_parts, scales)):
+        wait(0)
+        if part + 1 == cfg.parts:
             k.arrive()
-        store(consumer, group, outputs[group], key, scale)
-        if n + GROUPS < len(steps):
-            consumer.start(group, steps[n + GROUPS][0], k)
+        store(consumer, outputs, key, scale)
+        if part + 1 < cfg.parts:
+            consumer.start(part + 1, k)
 
 
 class Outputs(Constant):
-    """Where a thread stores scores of a group: of each pair of rows, or a single last one, the number of keys that its
-    row sees (0 if it has no row there), and the address of its scores."""
+    """Where a thread stores scores: of each pair of rows, or a single last one, the number of keys that its row sees (0
+    if it has no row there), and the address of its scores."""
 
     def __init__(self, counts: list[Int32], pointers: list[cute.Pointer]) -> None:
         self.counts, self.pointers = counts, pointers
@@ -77,22 +73,22 @@ class Outputs(Constant):
 
 class Consumer(Constant):
     """Operands and registers of one consumer; created once. key: this thread's key of each 64, after the exchange.
-    s: products of each group. weights: of each row."""
+    s: a product. weights: of each row."""
 
     def __init__(self, context: ScoresContext, work: Work) -> None:
         cfg, smem = context.cfg, context.smem
         self.context, self.cfg, self.kq = context, cfg, cfg.kq
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         self.index = warp // WARPS_PER_WARPGROUP
-        self.first = work.first + self.index * cfg.consumer_rows
+        self.first = work.first + self.index * cfg.tokens
         self.lane = cute.arch.lane_idx() % LANES_PER_ROW
         self.key = warp % WARPS_PER_WARPGROUP * ROWS_PER_WARP + row_in_warp(0) + self.lane // 2 * 8
         part_elements = ROWS * PANEL_ROW_BYTES * 8 // cfg.dtype.width
         keys = smem.pointer("K", cfg.dtype)
         self.k = [self.kq.a_at(keys + part * part_elements) for part in range(cfg.parts)]
         self.q = self.kq.b_at(smem.pointer("Q", cfg.dtype))
-        self.s = [self.kq.accumulator() for _ in range(GROUPS)]
-        self.weights = [self.load_weights(self.first + row) for row in range(cfg.consumer_rows)]
+        self.s = self.kq.accumulator()
+        self.weights = [self.load_weights(self.first + token) for token in range(cfg.tokens)]
 
     def load_weights(self, row: Int32) -> list[Float32]:
         """Load the weights of this thread's heads. A row past the last one gets those of the last; its scores are not
@@ -102,15 +98,12 @@ class Consumer(Constant):
         source = weights.iterator + cute.crd2idx((row, self.lane * 2), weights.layout)
         return [x for i in range(0, self.cfg.heads, 8) for x in load_floats((source + i).align(8), 2)]
 
-    def outputs(self, keys: Keys) -> list[Outputs]:
-        """Return where this thread stores scores of a sequence, for each group."""
-        return [self.group_outputs(keys, self.first + group * self.cfg.tokens) for group in range(GROUPS)]
-
-    def group_outputs(self, keys: Keys, first: Int32) -> Outputs:
+    def outputs(self, keys: Keys) -> Outputs:
+        """Return where this thread stores scores of a sequence."""
         tensors, counts, pointers = self.context.args.tensors, [], []
         for token in range(0, self.cfg.tokens, PAIR):
             is_pair = token + 1 < self.cfg.tokens
-            row = first + token + (self.lane % 2 if is_pair else 0)
+            row = self.first + token + (self.lane % 2 if is_pair else 0)
             is_row = Boolean(row >= keys.first) & Boolean(row < keys.stop)
             if not is_pair:
                 is_row = is_row & Boolean(self.lane % 2 == 0)
@@ -120,20 +113,20 @@ class Consumer(Constant):
             pointers.append(tensors.scores.iterator + cute.crd2idx((own, 0), tensors.scores.layout))
         return Outputs(counts, pointers)
 
-    def start(self, group: int, part: int, k: Cursor) -> None:
-        """Start S^T of 64 keys of a block and the rows of a group."""
-        q = self.q[None, None, None, self.index * GROUPS + group]
-        self.kq.issue(self.s[group], self.k[part][None, None, None, k.stage], q, False)
+    def start(self, part: int, k: Cursor) -> None:
+        """Start S^T of 64 keys of a block and this consumer's rows."""
+        q = self.q[None, None, None, self.index]
+        self.kq.issue(self.s, self.k[part][None, None, None, k.stage], q, False)
 
-    def sums(self, group: int, token: int) -> list[Float32]:
+    def sums(self, token: int) -> list[Float32]:
         """Return the sums over this thread's heads of a row, for its two keys."""
         result, count = [], self.cfg.heads // LANES_PER_ROW
-        weights = self.weights[group * self.cfg.tokens + token]
+        weights = self.weights[token]
         for r in range(ROWS_PER_THREAD):
             registers = row_registers(self.cfg.columns, r)[token * count : (token + 1) * count]
             total = Float32(0.0)
             for register, weight in zip(registers, weights):
-                total = total + weight * cute.arch.fmax(self.s[group][register], Float32(0.0), nan=True)
+                total = total + weight * cute.arch.fmax(self.s[register], Float32(0.0), nan=True)
             result.append(total)
         return result
 
@@ -145,23 +138,20 @@ def exchange(low: Float32, high: Float32, has_high: Boolean, offset: int) -> Flo
     return own + cute.arch.shuffle_sync_bfly(other, offset=offset)
 
 
-@cute.jit
-def k_scale(consumer: Consumer, keys: Keys, key: Int32):
-    """The factor of a key; 1 past the last one."""
-    scale = Float32(1.0)
-    if key < keys.count:
-        scale = consumer.context.args.tensors.k_descale[key_row(consumer.context, keys, key)]
-    return scale
+def k_scale(consumer: Consumer, keys: Keys, key: Int32) -> Float32:
+    """Return the factor of a key, past the last one that of the last."""
+    key = cutlass.min(key, keys.count - 1)
+    return consumer.context.args.tensors.k_descale[key_row(consumer.context, keys, key)]
 
 
 @cute.jit
-def store(consumer: Consumer, group: cutlass.Constexpr[int], outputs: Outputs, key: Int32, scale: Float32):
-    """Add up the scores of 64 keys and a group's rows, and store those that rows see. Each thread stores one score of
+def store(consumer: Consumer, outputs: Outputs, key: Int32, scale: Float32):
+    """Add up the scores of 64 keys and a consumer's rows, and store those that rows see. Each thread stores one score of
     each pair of rows."""
     for i in cutlass.range_constexpr(len(outputs.counts)):
         tokens = range(PAIR * i, min(PAIR * (i + 1), consumer.cfg.tokens))
         has_second = Boolean(consumer.lane // 2 == 1)
-        of_keys = [consumer.sums(group, token) for token in tokens]
+        of_keys = [consumer.sums(token) for token in tokens]
         both = [exchange(first, second, has_second, 2) for first, second in of_keys]
         if const_expr(len(both) == 1):
             both = [both[0], both[0]]

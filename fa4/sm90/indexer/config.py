@@ -15,9 +15,8 @@ from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 
 BARRIER_BYTES = 512  # upper bound for all mbarriers
 MOST_STAGES = 4
-CONSUMERS = 2
-GROUPS = 2  # products that a consumer has in flight, with different rows
-REGS = (240, 24)  # per thread of (consumers, load warp)
+CONSUMERS = 4
+REGS = (112, 32)  # per thread of (consumers, load warp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +57,9 @@ class ScoresConfig(Constant):
         return 1
 
     @property
-    def consumer_rows(self) -> int:
-        """Rows of a consumer."""
-        return GROUPS * self.tokens
-
-    @property
     def rows(self) -> int:
         """Rows of a CTA."""
-        return self.consumers * self.consumer_rows
+        return self.consumers * self.tokens
 
     @property
     def columns(self) -> int:
@@ -74,7 +68,7 @@ class ScoresConfig(Constant):
 
     @property
     def q_tile(self) -> Tile:
-        """Queries of one product. A CTA has one for each group of each consumer."""
+        """Queries of one product. A CTA has one for each consumer."""
         return Tile(self.columns, self.head_dim, 8 * self.torch_dtype.itemsize)
 
     @property
@@ -89,7 +83,7 @@ class ScoresConfig(Constant):
     @property
     def q_bytes(self) -> int:
         """Bytes of the queries of a CTA."""
-        return self.consumers * GROUPS * self.q_tile.nbytes
+        return self.consumers * self.q_tile.nbytes
 
     @property
     def stages(self) -> int:
@@ -98,9 +92,9 @@ class ScoresConfig(Constant):
 
     @property
     def kq(self) -> Wgmma:
-        """S^T = K Q^T: 64 keys by the (row, head) pairs of a group. So the sum over heads is within four threads."""
+        """S^T = K Q^T: 64 keys by the (row, head) pairs of a consumer. So the sum over heads is within four threads."""
         k = SmemOperand(self.k_tile, Major.K, self.stages, self.k_tile.nbytes)
-        q = SmemOperand(self.q_tile, Major.K, self.consumers * GROUPS, self.q_tile.nbytes)
+        q = SmemOperand(self.q_tile, Major.K, self.consumers, self.q_tile.nbytes)
         return Wgmma(self.dtype, n=self.columns, k=self.head_dim, b=q, a=k)
 
     @property

@@ -92,12 +92,14 @@ class Work(NamedTuple):
 
 class Keys(NamedTuple):
     """Keys of one sequence for a CTA. first, stop: rows of the CTA in the sequence. count: most keys that one of them
-    sees. blocks: key blocks of the CTA from `first_block` on, 0 if these rows see none of them."""
+    sees. begin: row of k of the first key, without pages. blocks: key blocks of the CTA from `first_block` on, 0 if
+    these rows see none of them."""
 
     sequence: Int32
     first: Int32
     stop: Int32
     count: Int32
+    begin: Int32
     first_block: Int32
     blocks: Int32
 
@@ -110,4 +112,4 @@ class Keys(NamedTuple):
         count = Int32(cutlass.select_(stop > first, tensors.counts[last], Int32(0)))
         blocks = cute.ceil_div(count, cfg.tile_n) - work.first_block
         blocks = cutlass.max(cutlass.min(blocks, launch.split_blocks), 0)
-        return Keys(sequence, first, stop, count, work.first_block, blocks)
+        return Keys(sequence, first, stop, count, tensors.k_begin[sequence], work.first_block, blocks)

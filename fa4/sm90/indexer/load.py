@@ -12,7 +12,6 @@ from cutlass import Int32
 
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load
-from .config import GROUPS
 from .context import Keys, ScoresContext, Work
 
 
@@ -35,10 +34,9 @@ def load_q(context: ScoresContext, work: Work, q: Cursor) -> None:
     matrix = cute.domain_offset((work.first * cfg.heads, 0), tma.tensor)
     pointer = context.smem.pointer("Q", tma_dtype(context))
     for consumer in range(cfg.consumers):
-        q.expect_tx(GROUPS * tma.tile.nbytes, stage=consumer)
-        for index in range(GROUPS * consumer, GROUPS * (consumer + 1)):
-            target = pointer + index * tma_elements(context, tma.tile.nbytes)
-            tma_load(tma, matrix, Int32(index), target, q.barrier(consumer))
+        q.expect_tx(tma.tile.nbytes, stage=consumer)
+        target = pointer + consumer * tma_elements(context, tma.tile.nbytes)
+        tma_load(tma, matrix, Int32(consumer), target, q.barrier(consumer))
 
 
 def load_k(context: ScoresContext, keys: Keys, block: Int32, k: Cursor) -> None:
@@ -56,7 +54,7 @@ def key_row(context: ScoresContext, keys: Keys, key: Int32) -> Int32:
     """Return the row of k that holds a key, or for a key past the end of the sequence some row."""
     tensors, size = context.args.tensors, context.cfg.page_size
     if size == 0:
-        return tensors.k_begin[keys.sequence] + key
+        return keys.begin + key
     key = cutlass.min(key, keys.count - 1)  # the table says nothing of later pages
     return tensors.page_table[keys.sequence, key // size] * size + key % size
 
