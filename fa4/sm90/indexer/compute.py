@@ -146,8 +146,8 @@ def k_scale(consumer: Consumer, keys: Keys, key: Int32) -> Float32:
 
 @cute.jit
 def store(consumer: Consumer, outputs: Outputs, key: Int32, scale: Float32):
-    """Add up the scores of 64 keys and a consumer's rows, and store those that rows see. Each thread stores one score of
-    each pair of rows."""
+    """Add up the scores of 64 keys and a consumer's rows, and store those that rows see. Each thread stores one score
+    of each pair of rows."""
     for i in cutlass.range_constexpr(len(outputs.counts)):
         tokens = range(PAIR * i, min(PAIR * (i + 1), consumer.cfg.tokens))
         has_second = Boolean(consumer.lane // 2 == 1)

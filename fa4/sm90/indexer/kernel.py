@@ -2,8 +2,8 @@
 
 A CTA has a few rows with all their heads, which stay in shared memory, and streams keys past them. Keys are the rows of
 the products, (row, head) pairs the columns, so that threads add up most heads in registers. The consumers have
-different rows for the same key blocks: each block from L2 meets `rows * heads` queries. A consumer adds up the scores of
-a product while the tensor cores compute those of the other three.
+different rows for the same key blocks: each block from L2 meets `rows * heads` queries. A consumer adds up the scores
+of a product while the tensor cores compute those of the other three.
 """
 
 from __future__ import annotations
