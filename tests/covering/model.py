@@ -201,12 +201,12 @@ CALLS = Model(
 )
 
 
-def _without_rows(**levels: str | tuple[str, ...]) -> tuple[Exclusion, ...]:
-    """No pages whose rows TMA cannot load."""
-    reason, pages = "no single rows of pages of so wide heads", ("1", "5", "16", "64", "128", "256")
+def _without_rows(single: tuple[str, ...] = ("1", "5"), **levels: str | tuple[str, ...]) -> tuple[Exclusion, ...]:
+    """No pages whose rows TMA cannot load. single: sizes of which it loads no box."""
+    reason = "no single rows of pages of so wide heads"
     return (
-        _no(reason, **levels, pages=("1", "5")),
-        _no(reason, **levels, leftpad="yes", pages=pages),
+        _no(reason, **levels, pages=single),
+        _no(reason, **levels, leftpad="yes", pages=(*single, "16", "64", "128", "256")),
     )
 
 
@@ -270,7 +270,9 @@ CACHES = Model(
         "sm100": (
             *_CACHES_OF_ALL,
             *_without_rows(head_dim="256", bits=("16", "fp8", "int8")),
-            *_without_rows(head_dim=WIDEST, bits="16"),
+            # (of one head, rows of one page are a list of keys)
+            *_without_rows(head_dim=WIDEST, bits="16", group=("1", "2")),
+            *_without_rows(("5",), head_dim=WIDEST, bits="16", group=("8", "mqa")),
         ),
         "sm120": (_PORTABLE,),
     },
