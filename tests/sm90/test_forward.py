@@ -79,13 +79,15 @@ def test_schedules_blocks_and_thresholds(seed):
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{row}, seed {seed}")
 
 
-def test_tiles_are_taken_by_a_counter_that_ends_at_zero(seed, monkeypatch):
-    """Twice by the same one. One CTA at a time runs in odd orders: the first one takes all tiles."""
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_tiles_are_taken_by_a_counter_that_ends_at_zero(ctas, seed, monkeypatch):
+    """Twice by the same one. One CTA at a time runs in odd orders: the first one takes all tiles. A pair takes them
+    together."""
     counter = torch.zeros(counters.NUMBERS, dtype=torch.int32)
     monkeypatch.setattr(fwd_plan, "tile_counter", lambda q, chip: counter)
     case = Case("many tiles", batch=2, seqlen_q=600, seqlen_k=500, heads_q=3, heads_kv=1, head_dim=64)
     problem = cases.make(case, seed)
-    row = ForwardTiles(2, 128, ping_pong=False)
+    row = ForwardTiles(2, 128, ping_pong=False, ctas=ctas)
     for order in (seed, seed + 1):
         out, lse = KERNELS.forward(problem, order, "random", row)
         cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {order}")
@@ -103,7 +105,7 @@ PAIRS = (  # where both CTAs have rows, one has none, keys end in the other's ha
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
 def test_pairs_of_ctas_share_keys(case, seed):
     problem = cases.make(case, seed)
-    row = replace(tiles_for(problem.spec, CHIP, ProblemSize(1, 4096, 4096)).row, ctas=2, schedule=Schedule.PERSISTENT)
+    row = replace(tiles_for(problem.spec, CHIP, ProblemSize(1, 4096, 4096)).row, ctas=2, schedule=Schedule.COUNTED)
     out, lse = KERNELS.forward(problem, seed, "random", row)
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
@@ -197,8 +199,7 @@ def test_every_head_dim_fits_the_chip():
 def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1, window_right=0 if causal else None)
     tiles = tiles_for(spec, CHIP, ProblemSize(1, seqlen, seqlen)).row
-    schedules = {1: Schedule.COUNTED, 2: Schedule.PERSISTENT}  # by CTAs of a tile
-    assert (tiles.consumers, tiles.tile_n) == expected and tiles.schedule is schedules[tiles.ctas]
+    assert (tiles.consumers, tiles.tile_n) == expected and tiles.schedule is Schedule.COUNTED
     packed = tiles_for(replace(spec, varlen=True), CHIP, ProblemSize(1, seqlen, seqlen)).row
     usual = (2, 128) if dims == (192, 128) else expected
     assert (packed.consumers, packed.tile_n, packed.schedule) == (*usual, Schedule.PACKED)
@@ -206,7 +207,7 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     short = tiles_for(replace(spec, varlen=True, heads_q=128), CHIP, ProblemSize(1, 2, 2)).row
     assert short.schedule is Schedule.SINGLE
     long = tiles_for(spec, CHIP, ProblemSize(1, 65536, 65536)).row
-    assert long.schedule is (Schedule.SINGLE if causal else schedules[long.ctas])
+    assert long.schedule is (Schedule.SINGLE if causal else Schedule.COUNTED)
 
 
 @pytest.mark.parametrize(
@@ -306,11 +307,10 @@ def test_the_schedule_of_a_problem(changes, rows, expected):
         assert Sm90Forward(spec, ProblemSize(1, rows, 4096), chip).cfg.schedule is expected
 
 
-@pytest.mark.parametrize("changes, ctas", [({"cache": CacheSpec(page_size=128)}, 1), ({}, 2)], ids=str)
-def test_counters_of_caches_and_pairs_are_refused(changes, ctas):
-    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, **changes)
+def test_counters_of_caches_are_refused():
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, cache=CacheSpec(page_size=128))
     with pytest.raises(ValueError, match="take no tiles by a counter"):
-        configure(spec, ProblemSize(1, 4096, 4096), CHIP, replace(USUAL, ctas=ctas))
+        configure(spec, ProblemSize(1, 4096, 4096), CHIP, USUAL)
 
 
 @pytest.mark.parametrize("changes", [{"varlen": True}, {"has_seqused_k": True}, {"cache": CacheSpec(page_size=128)}])

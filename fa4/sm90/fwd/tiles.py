@@ -17,7 +17,6 @@ from ...runtime.conditions import (
     FP8,
     LEFT,
     NVFP4,
-    PAIRS,
     RIGHT,
     SCATTERED,
     SHARED,
@@ -199,11 +198,11 @@ SCHEDULES = (
     # At 32k keys the persistent grid is faster: 672 (645).
     Rule("single, long causal", LONG_CAUSAL, Schedule.SINGLE, "64k keys, TFLOP/s (persistent grid): d128 675 (574), "
          "d64 540 (510), (192, 128) 706 (650), d256 738 (707); d128 with 32/8 heads 663 (563)"),
-    Rule("persistent", PAIRS | FEW | CACHE, Schedule.PERSISTENT,
-         "d128 full 1k: 579 TFLOP/s; 508 by one CTA a tile. A counter for pairs: 0.86 at 1k, 0.97 at 4k, 1.00 at 16k"),
+    Rule("persistent", FEW | CACHE, Schedule.PERSISTENT,
+         "a CTA has one tile, which the counter would delay by a microsecond"),
     Rule("counted", OTHERWISE, Schedule.COUNTED,
-         "H200, full, d64 to d256, 512 to 16k tokens: 0.99 to 1.03 of the speed of a persistent grid. Beside a kernel "
-         "on 8 of 132 SMs 0.94 to 1.05 of the speed that 124 SMs should have; a persistent grid 0.52 to 0.58"),
+         "beside a kernel on 8 of 132 SMs of an H200: 0.94 to 1.14 of the speed that 124 SMs should have (tiles by "
+         "index 0.52 to 0.64). Alone, pairs of CTAs: 0.99 to 1.03 of the speed of tiles by index"),
 )  # fmt: skip
 L2_SHARES = (
     Rule("quarter of L2", LONG_CAUSAL, 0.24, "12 MB on an H100: d128 64k 675 TFLOP/s, with 25 MB 637"),
