@@ -99,6 +99,7 @@ PAIRS = (  # where both CTAs have rows, one has none, keys end in the other's ha
     Case("one of a pair", seqlen_q=90, seqlen_k=150, head_dim=128, softcap=20.0),
     Case("half a block", batch=3, seqlen_q=260, seqlen_k=300, head_dim=192, head_dim_v=128),
     Case("causal", seqlen_q=500, seqlen_k=500, head_dim=128, causal=True),
+    Case("in turns", seqlen_q=300, seqlen_k=200, heads_q=3, heads_kv=3, head_dim=256),
 )
 
 
@@ -232,30 +233,42 @@ def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
 @pytest.mark.parametrize(
     "dims, rows, keys, heads, changes, expected",
     [
-        ((128, 128), 1024, 1024, 64, {}, (2, False)),
-        ((128, 128), 512, 4096, 128, {}, (2, False)),
-        ((128, 128), 16384, 16384, 4, {}, (2, False)),
-        ((192, 128), 4096, 4096, 16, {}, (2, False)),
-        ((256, 256), 16384, 16384, 16, {}, (2, True)),
-        ((256, 256), 8192, 8192, 32, {}, (1, True)),
-        ((128, 128), 512, 512, 128, {}, (1, True)),
-        ((128, 128), 1024, 1024, 16, {}, (1, True)),  # 64 pairs of tiles do not keep a chip busy for two rounds
-        ((128, 128), 1100, 1100, 64, {}, (1, True)),  # the ninth tile would be a pair, too
-        ((128, 128), 4200, 4200, 16, {}, (2, False)),
-        ((128, 128), 16384, 16384, 4, {"window_right": 0}, (1, True)),
-        ((128, 128), 65536, 65536, 4, {"window_right": 0}, (1, True)),
-        ((128, 128), 8192, 8192, 16, {"window_right": 0}, (1, True)),
-        ((128, 128), 4096, 4096, 16, {"window_left": 100}, (1, True)),
-        ((128, 128), 4096, 4096, 16, {"varlen": True}, (1, True)),
-        ((128, 128), 4096, 4096, 16, {"has_seqused_k": True}, (1, True)),
-        ((64, 64), 16384, 16384, 32, {}, (1, True)),
+        ((256, 256), 16384, 16384, 16, {}, 2),
+        ((256, 256), 2048, 16384, 32, {}, 2),
+        ((256, 256), 8192, 8192, 32, {}, 1),
+        ((256, 256), 1024, 16384, 16, {}, 1),  # 64 pairs of tiles do not keep a chip busy for two rounds
+        ((256, 256), 1100, 16384, 64, {}, 1),  # the ninth tile would be a pair, too
+        ((256, 256), 4200, 16384, 16, {}, 2),
+        ((256, 256), 16384, 16384, 16, {"window_right": 0}, 1),
+        ((256, 256), 16384, 16384, 16, {"window_left": 100}, 1),
+        ((256, 256), 16384, 16384, 16, {"varlen": True}, 1),
+        ((256, 256), 16384, 16384, 16, {"has_seqused_k": True}, 1),
+        ((192, 128), 16384, 16384, 16, {}, 1),
+        ((128, 128), 16384, 16384, 16, {}, 1),
     ],
     ids=str,
 )
 def test_what_pairs_of_ctas_work_on(dims, rows, keys, heads, changes, expected):
     spec = replace(AttentionSpec(torch.bfloat16, *dims, heads, heads, 0.1), **changes)
-    tiles = tiles_for(spec, CHIP, ProblemSize(1, rows, keys)).row
-    assert (tiles.ctas, tiles.ping_pong) == expected
+    assert tiles_for(spec, CHIP, ProblemSize(1, rows, keys)).row.ctas == expected
+
+
+@pytest.mark.parametrize(
+    "rows, keys, heads, changes, consumers",
+    [
+        (2048, 2048, 32, {}, 3),
+        (16384, 4096, 4, {}, 3),
+        (1024, 4096, 64, {}, 2),
+        (4096, 1024, 64, {}, 2),
+        (4096, 4096, 4, {}, 2),  # 64 tiles of 256 rows do not fill the chip
+        (4096, 4096, 16, {"varlen": True}, 2),
+        (4096, 4096, 16, {"has_seqused_k": True}, 2),
+    ],
+    ids=str,
+)
+def test_long_rows_without_a_mask_are_three_teams(rows, keys, heads, changes, consumers):
+    spec = replace(AttentionSpec(torch.bfloat16, 128, 128, heads, heads, 0.1), **changes)
+    assert tiles_for(spec, CHIP, ProblemSize(1, rows, keys)).row.consumers == consumers
 
 
 @pytest.mark.parametrize(
