@@ -52,8 +52,9 @@ than 1 is possible where power or memory is the limit of the whole chip. 2 x 819
 "fa4, shared" is what `fa4.distributed` calls while messages are under way.
 
 The rows of "fa4" are of forwards in which a tile belongs to a CTA by its index, at the commit of the rows: a CTA that
-starts late ends late. Kernels take tiles by an atomic counter, except for CTA pairs, few queries and caches ([Hopper
-forward](../hopper-forward.md)). The last cases compare these schedules, in a run of their own.
+starts late ends late. Kernels take tiles by an atomic counter, except for few queries and caches ([Hopper
+forward](../hopper-forward.md)). The last cases compare schedules, and CTA pairs with single CTAs of 2 or 3 warpgroups
+and 64 or 128 keys, in runs of their own, at commits that their rows name.
 """
 
 

@@ -44,7 +44,7 @@ SURVIVORS = {
     "forward": {"mbarrier wait": 6, "tcgen05 fence": 2, "warp barrier": 4, "proxy fence": 6},
     "forward_pair": {"mbarrier wait": 4, "tcgen05 fence": 2, "warp barrier": 4},
     "backward": {"mbarrier wait": 1},
-    "sm90_forward": {"wgmma fence": 3, "warp barrier": 3, "proxy fence": 1},
+    "sm90_forward": {"mbarrier wait": 10, "wgmma fence": 4, "warp barrier": 4},
     "sm90_backward": {"mbarrier wait": 3, "commit": 1, "warp barrier": 1, "proxy fence": 2},
     "widest_forward": {"tcgen05 fence": 4},
     "sm90_widest": {"cluster barrier": 1, "mbarrier wait": 12, "mbarrier arrive": 4},

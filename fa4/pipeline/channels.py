@@ -4,8 +4,9 @@ A channel is a ring of stages. Each stage has two mbarriers: `full` (the produce
 consumers have released it). The operations of roles on them are in `ends`.
 
 CTAs of a cluster share a channel in one of two ways:
-  PAIR         One of two CTAs, the leader, issues the matrix operations of both (sm_100). The leader's barriers count
-               the bytes and the warps of both CTAs. A commit of the leader signals both CTAs.
+  PAIR         One of two CTAs, the leader, issues the matrix operations of both (sm_100), or stores words to the shared
+               memory of both. The leader's barriers count the bytes and the warps of both CTAs. A commit of the leader,
+               or a store, signals both CTAs.
   MULTICAST    Each CTA loads a share of a stage into the shared memory of all CTAs. A stage is free when the consumers
                of all CTAs have released it: each consumer arrives on the free barrier of every CTA. A CTA's full
                barrier counts the bytes that arrive in its own shared memory, from any sender.
@@ -29,6 +30,7 @@ class By(enum.Enum):
 
     TMA = "the byte count of bulk copies"
     UMMA = "a tcgen05.commit"
+    STORE = "the byte count of stores of the leader"
     WARP = "one elected lane of each warp"
     COPIES = "each thread, when its cp.async copies so far are done"
     READ = "one elected lane, after its bulk copies have read the stage"
@@ -143,10 +145,10 @@ class Channel:
     @property
     def has_smem_fence(self) -> bool:
         """Whether a fence of shared memory orders the payload across CTAs: only copies and products access it
-        (multicast), or threads write it to the shared memory of their own CTA (pair). Unlike a release of the cluster,
+        (multicast), or threads access it in the shared memory of their own CTA (pair). Unlike a release of the cluster,
         this fence does not wait for the memory of the whole GPU, nor for loads in flight."""
         if self.is_pair:
-            return self.carries is Carries.ASYNC_SMEM
+            return self.carries is Carries.ASYNC_SMEM or self.filled is By.STORE
         return self.sharing is ClusterSharing.MULTICAST and self.filled is By.TMA and self.freed is By.WGMMA
 
 
@@ -241,7 +243,7 @@ class ChannelTable(Constant):
         return self._arrivals(channel.freed, channel.releasers, channel.ctas)
 
     def _arrivals(self, by: By | Implied | None, sides: tuple[Side, ...], ctas: int) -> int:
-        if by in (By.TMA, By.UMMA):
+        if by in (By.TMA, By.UMMA, By.STORE):
             return 1
         if by is By.READ:
             return ctas

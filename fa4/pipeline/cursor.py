@@ -126,6 +126,10 @@ class Cursor:
         """Producer by TMA, whole warp of each CTA: `nbytes` of copies (in each CTA of a pair) will signal full."""
         _expect_tx(self.end, self._stage(stage), nbytes, rank)
 
+    def store(self, address: cute.Pointer, words: list[Int32], stage: Stage | None = None) -> None:
+        """Producer by STORE, one thread of the leader: fill the stage with words, in the shared memory of each CTA."""
+        self.end.store_full(self._stage(stage), address, words)
+
     def barrier(self, stage: Stage | None = None) -> cute.Pointer:
         """The full barrier, on which copies count their bytes."""
         return self.end.full(self._stage(stage))

@@ -86,6 +86,13 @@ class End(Constant):
             copies = self.channel.ctas if self.channel.is_pair else 1
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes * copies)
 
+    def store_full(self, stage: Stage, address: cute.Pointer, words: list[Int32]) -> None:
+        """Producer by STORE, one thread of the leader: store four words to the shared memory of each CTA, and signal
+        full there when they have arrived."""
+        self._require(self.produces and self.channel.filled is By.STORE, "a producer by stores")
+        for rank in range(self.channel.ctas):
+            store_async(address, words, self.full(stage), rank)
+
     def commit_full(self, stage: Stage) -> None:
         """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
         self._require(self.produces and self.channel.filled is By.UMMA, "a producer by UMMA")
@@ -159,7 +166,7 @@ class End(Constant):
                 cute.arch.mbarrier_arrive(barrier)
 
     def _wait(self, barrier: cute.Pointer, phase: Int32, by: By | Implied | None) -> None:
-        if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
+        if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA, By.STORE):
             wait_for_cluster(barrier, phase, "relaxed" if self.channel.is_relaxed else "acquire")
             if self.channel.has_smem_fence:
                 cute.arch.inline_ptx("fence.acquire.sync_restrict::shared::cluster.cluster;")
@@ -181,6 +188,21 @@ def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:
         mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [theirs];
         }""",
         read_only_args=[barrier.toint(), Int32(rank)],
+    )
+
+
+def store_async(address: cute.Pointer, words: list[Int32], barrier: cute.Pointer, rank: int) -> None:
+    """Store four words to the same address of the CTA `rank` in the cluster. Their arrival completes a phase of the
+    same barrier there."""
+    cute.arch.inline_ptx(
+        """{
+        .reg .b32 theirs, full;
+        mapa.shared::cluster.u32 theirs, {$r0}, {$r2};
+        mapa.shared::cluster.u32 full, {$r1}, {$r2};
+        mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [full], 16;
+        st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [theirs], {{$r3}, {$r4}, {$r5}, {$r6}}, [full];
+        }""",
+        read_only_args=[address.toint(), barrier.toint(), Int32(rank), *words],
     )
 
 

@@ -79,13 +79,15 @@ def test_schedules_blocks_and_thresholds(seed):
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{row}, seed {seed}")
 
 
-def test_tiles_are_taken_by_a_counter_that_ends_at_zero(seed, monkeypatch):
-    """Twice by the same one. One CTA at a time runs in odd orders: the first one takes all tiles."""
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_tiles_are_taken_by_a_counter_that_ends_at_zero(ctas, seed, monkeypatch):
+    """Twice by the same one. One CTA at a time runs in odd orders: the first one takes all tiles. A pair takes them
+    together."""
     counter = torch.zeros(counters.NUMBERS, dtype=torch.int32)
     monkeypatch.setattr(fwd_plan, "tile_counter", lambda q, chip: counter)
     case = Case("many tiles", batch=2, seqlen_q=600, seqlen_k=500, heads_q=3, heads_kv=1, head_dim=64)
     problem = cases.make(case, seed)
-    row = ForwardTiles(2, 128, ping_pong=False)
+    row = ForwardTiles(2, 128, ping_pong=False, ctas=ctas)
     for order in (seed, seed + 1):
         out, lse = KERNELS.forward(problem, order, "random", row)
         cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {order}")
@@ -97,13 +99,14 @@ PAIRS = (  # where both CTAs have rows, one has none, keys end in the other's ha
     Case("one of a pair", seqlen_q=90, seqlen_k=150, head_dim=128, softcap=20.0),
     Case("half a block", batch=3, seqlen_q=260, seqlen_k=300, head_dim=192, head_dim_v=128),
     Case("causal", seqlen_q=500, seqlen_k=500, head_dim=128, causal=True),
+    Case("in turns", seqlen_q=300, seqlen_k=200, heads_q=3, heads_kv=3, head_dim=256),
 )
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
 def test_pairs_of_ctas_share_keys(case, seed):
     problem = cases.make(case, seed)
-    row = replace(tiles_for(problem.spec, CHIP, ProblemSize(1, 4096, 4096)).row, ctas=2, schedule=Schedule.PERSISTENT)
+    row = replace(tiles_for(problem.spec, CHIP, ProblemSize(1, 4096, 4096)).row, ctas=2, schedule=Schedule.COUNTED)
     out, lse = KERNELS.forward(problem, seed, "random", row)
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
@@ -197,8 +200,7 @@ def test_every_head_dim_fits_the_chip():
 def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1, window_right=0 if causal else None)
     tiles = tiles_for(spec, CHIP, ProblemSize(1, seqlen, seqlen)).row
-    schedules = {1: Schedule.COUNTED, 2: Schedule.PERSISTENT}  # by CTAs of a tile
-    assert (tiles.consumers, tiles.tile_n) == expected and tiles.schedule is schedules[tiles.ctas]
+    assert (tiles.consumers, tiles.tile_n) == expected and tiles.schedule is Schedule.COUNTED
     packed = tiles_for(replace(spec, varlen=True), CHIP, ProblemSize(1, seqlen, seqlen)).row
     usual = (2, 128) if dims == (192, 128) else expected
     assert (packed.consumers, packed.tile_n, packed.schedule) == (*usual, Schedule.PACKED)
@@ -206,7 +208,7 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     short = tiles_for(replace(spec, varlen=True, heads_q=128), CHIP, ProblemSize(1, 2, 2)).row
     assert short.schedule is Schedule.SINGLE
     long = tiles_for(spec, CHIP, ProblemSize(1, 65536, 65536)).row
-    assert long.schedule is (Schedule.SINGLE if causal else schedules[long.ctas])
+    assert long.schedule is (Schedule.SINGLE if causal else Schedule.COUNTED)
 
 
 @pytest.mark.parametrize(
@@ -231,30 +233,42 @@ def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
 @pytest.mark.parametrize(
     "dims, rows, keys, heads, changes, expected",
     [
-        ((128, 128), 1024, 1024, 64, {}, (2, False)),
-        ((128, 128), 512, 4096, 128, {}, (2, False)),
-        ((128, 128), 16384, 16384, 4, {}, (2, False)),
-        ((192, 128), 4096, 4096, 16, {}, (2, False)),
-        ((256, 256), 16384, 16384, 16, {}, (2, True)),
-        ((256, 256), 8192, 8192, 32, {}, (1, True)),
-        ((128, 128), 512, 512, 128, {}, (1, True)),
-        ((128, 128), 1024, 1024, 16, {}, (1, True)),  # 64 pairs of tiles do not keep a chip busy for two rounds
-        ((128, 128), 1100, 1100, 64, {}, (1, True)),  # the ninth tile would be a pair, too
-        ((128, 128), 4200, 4200, 16, {}, (2, False)),
-        ((128, 128), 16384, 16384, 4, {"window_right": 0}, (1, True)),
-        ((128, 128), 65536, 65536, 4, {"window_right": 0}, (1, True)),
-        ((128, 128), 8192, 8192, 16, {"window_right": 0}, (1, True)),
-        ((128, 128), 4096, 4096, 16, {"window_left": 100}, (1, True)),
-        ((128, 128), 4096, 4096, 16, {"varlen": True}, (1, True)),
-        ((128, 128), 4096, 4096, 16, {"has_seqused_k": True}, (1, True)),
-        ((64, 64), 16384, 16384, 32, {}, (1, True)),
+        ((256, 256), 16384, 16384, 16, {}, 2),
+        ((256, 256), 2048, 16384, 32, {}, 2),
+        ((256, 256), 8192, 8192, 32, {}, 1),
+        ((256, 256), 1024, 16384, 16, {}, 1),  # 64 pairs of tiles do not keep a chip busy for two rounds
+        ((256, 256), 1100, 16384, 64, {}, 1),  # the ninth tile would be a pair, too
+        ((256, 256), 4200, 16384, 16, {}, 2),
+        ((256, 256), 16384, 16384, 16, {"window_right": 0}, 1),
+        ((256, 256), 16384, 16384, 16, {"window_left": 100}, 1),
+        ((256, 256), 16384, 16384, 16, {"varlen": True}, 1),
+        ((256, 256), 16384, 16384, 16, {"has_seqused_k": True}, 1),
+        ((192, 128), 16384, 16384, 16, {}, 1),
+        ((128, 128), 16384, 16384, 16, {}, 1),
     ],
     ids=str,
 )
 def test_what_pairs_of_ctas_work_on(dims, rows, keys, heads, changes, expected):
     spec = replace(AttentionSpec(torch.bfloat16, *dims, heads, heads, 0.1), **changes)
-    tiles = tiles_for(spec, CHIP, ProblemSize(1, rows, keys)).row
-    assert (tiles.ctas, tiles.ping_pong) == expected
+    assert tiles_for(spec, CHIP, ProblemSize(1, rows, keys)).row.ctas == expected
+
+
+@pytest.mark.parametrize(
+    "rows, keys, heads, changes, consumers",
+    [
+        (2048, 2048, 32, {}, 3),
+        (16384, 4096, 4, {}, 3),
+        (1024, 4096, 64, {}, 2),
+        (4096, 1024, 64, {}, 2),
+        (4096, 4096, 4, {}, 2),  # 64 tiles of 256 rows do not fill the chip
+        (4096, 4096, 16, {"varlen": True}, 2),
+        (4096, 4096, 16, {"has_seqused_k": True}, 2),
+    ],
+    ids=str,
+)
+def test_long_rows_without_a_mask_are_three_teams(rows, keys, heads, changes, consumers):
+    spec = replace(AttentionSpec(torch.bfloat16, 128, 128, heads, heads, 0.1), **changes)
+    assert tiles_for(spec, CHIP, ProblemSize(1, rows, keys)).row.consumers == consumers
 
 
 @pytest.mark.parametrize(
@@ -306,11 +320,10 @@ def test_the_schedule_of_a_problem(changes, rows, expected):
         assert Sm90Forward(spec, ProblemSize(1, rows, 4096), chip).cfg.schedule is expected
 
 
-@pytest.mark.parametrize("changes, ctas", [({"cache": CacheSpec(page_size=128)}, 1), ({}, 2)], ids=str)
-def test_counters_of_caches_and_pairs_are_refused(changes, ctas):
-    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, **changes)
+def test_counters_of_caches_are_refused():
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, cache=CacheSpec(page_size=128))
     with pytest.raises(ValueError, match="take no tiles by a counter"):
-        configure(spec, ProblemSize(1, 4096, 4096), CHIP, replace(USUAL, ctas=ctas))
+        configure(spec, ProblemSize(1, 4096, 4096), CHIP, USUAL)
 
 
 @pytest.mark.parametrize("changes", [{"varlen": True}, {"has_seqused_k": True}, {"cache": CacheSpec(page_size=128)}])

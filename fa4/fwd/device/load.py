@@ -24,7 +24,7 @@ def load_qkv(context: Any, q: list[Cursor], k: Cursor, v: Cursor, load_k: cutlas
     """Load Q, K and V in the order in which the products read them. load_k, load_v: called with (context, work tile,
     block, cursor)."""
     cfg, rank = context.cfg, context.args.order.rank
-    queue = Queue.first(context, "load", takes=True)
+    queue = Queue.first(context, "load")
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
@@ -44,7 +44,6 @@ def load_qkv(context: Any, q: list[Cursor], k: Cursor, v: Cursor, load_k: cutlas
             v = v.next()
             q = [cursor.next() for cursor in q]
         queue = queue.next()
-    queue.end()
     # All loads are consumed before the CTA ends: compute waits for the products that read them.
 
 

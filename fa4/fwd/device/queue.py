@@ -15,14 +15,18 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, const_expr
 
+from ...core.order import Tile
+from ...core.vec_io import load_vec, store_vec
 from ...pipeline.cursor import Cursor, consume, produce
+from ...pipeline.ends import LEADER
 from ...runtime.counters import NUMBERS
 from ..launch import ForwardContext
-from .work import Work, work_tile
+from .work import Place, Work, place_of, work_at, work_tile
 
-INDEX_BYTES = 4
+NUMBERS_OF_PLACE = 4
+PLACE_BYTES = 4 * NUMBERS_OF_PLACE
 
 
 def row_tile(cfg: Any, work: Work, rank: Int32, consumer: Int32 | int) -> Int32:
@@ -42,9 +46,9 @@ class Queue:
         self.context, self.lap = context, lap
 
     @staticmethod
-    def first(context: ForwardContext, role: str = "", takes: bool = False) -> Queue | CountedQueue:
-        """Return a role's position at the first tile. takes: the role takes tiles from the counter, if there is one."""
-        return CountedQueue.first(context, role, takes) if context.cfg.has_counter else Queue(context, Int32(0))
+    def first(context: ForwardContext, role: str = "") -> Queue | CountedQueue:
+        """Return a role's position at the first tile."""
+        return CountedQueue.first(context, role) if context.cfg.has_counter else Queue(context, Int32(0))
 
     @property
     def index(self) -> Int32:
@@ -63,9 +67,6 @@ class Queue:
     def next(self) -> Queue:
         return Queue(self.context, self.lap + 1)
 
-    def end(self) -> None:
-        """Called by the role that takes tiles, when there are no more."""
-
     def __extract_mlir_values__(self):
         return [self.lap.ir_value()]
 
@@ -77,62 +78,79 @@ class CountedQueue:
     """Position of a role in the order of work tiles, if CTAs take tiles by a counter. The interface is that of `Queue`.
 
     A CTA that starts late, because another kernel held its multiprocessor, finds the tiles taken. `args.counter` counts
-    the tiles that are taken, and in its last number the CTAs that have ended; both are 0 before a launch. The load role
-    takes a tile when it has loaded the one before, and stores its index to shared memory for all roles. The last CTA to
-    end sets both to 0 for the next launch.
+    the tiles that are taken, and in its last number the CTAs that have ended; both are 0 before a launch. The schedule
+    role takes a tile when all roles have begun the one before, and stores its place in the order to shared memory for
+    them. So the place is there before a role asks for it, and one warp does the divisions for all. In a pair, the
+    leader takes tiles and counts for both CTAs. The last CTA to end sets both numbers to 0 for the next launch.
     """
 
-    def __init__(self, context: ForwardContext, index: Int32, read: Cursor, taken: Cursor | None):
-        self.context, self.index, self.read, self.taken = context, index, read, taken
+    def __init__(self, context: ForwardContext, place: Place, read: Cursor, taken: Cursor | None):
+        self.context, self.place, self.read, self.taken = context, place, read, taken
 
     @staticmethod
-    def first(context: ForwardContext, role: str, takes: bool) -> CountedQueue:
-        ends = context.ends(role)
-        taken = produce(ends.load_all_index) if takes else None
-        return CountedQueue(context, Int32(0), consume(ends.load_all_index), taken).next()
+    def first(context: ForwardContext, role: str, takes: bool = False) -> CountedQueue:
+        """Return a role's position at the first tile. takes: the role takes tiles for all."""
+        ends, nowhere = context.ends(role), Int32(0)
+        taken = produce(ends.schedule_all_place) if takes else None
+        place = Place(Tile(nowhere, nowhere, nowhere), nowhere)
+        return CountedQueue(context, place, consume(ends.schedule_all_place), taken).next()
 
     def has_tile(self) -> Boolean:
-        return self.index < self.context.args.tiles
+        return self.place.part >= 0
 
     def tile(self) -> Work:
-        return work_tile(self.context, self.index)
+        return work_at(self.context, self.place)
 
     def next(self) -> CountedQueue:
-        place, taken = self.context.smem.pointer("index", Int32), self.taken
+        stored, taken = self.context.smem.pointer("place", Int32), self.taken
         if taken is not None:
-            taken.wait()
-            with cute.arch.elect_one():
-                counter = self.context.args.counter.iterator
-                index = cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="gpu")
-                cute.arch.store(place, index)
-            taken.arrive()
+            take(self.context, stored, taken)
             taken = taken.next()
         self.read.wait()
-        index = cute.arch.load(place, Int32)
+        *tile, part = load_vec(stored, NUMBERS_OF_PLACE)
         self.read.arrive()
-        return CountedQueue(self.context, index, self.read.next(), taken)
-
-    def end(self) -> None:
-        count_end(self.context.args.counter)
+        return CountedQueue(self.context, Place(Tile(*tile), part), self.read.next(), taken)
 
     def __extract_mlir_values__(self):
         cursors = [self.read] if self.taken is None else [self.read, self.taken]
-        return [self.index.ir_value(), *(x for cursor in cursors for x in cursor.__extract_mlir_values__())]
+        numbers = [number.ir_value() for number in (*self.place.tile, self.place.part)]
+        return [*numbers, *(x for cursor in cursors for x in cursor.__extract_mlir_values__())]
 
     def __new_from_mlir_values__(self, values):
-        n = len(self.read.__extract_mlir_values__())
-        read = self.read.__new_from_mlir_values__(values[1 : 1 + n])
-        taken = None if self.taken is None else self.taken.__new_from_mlir_values__(values[1 + n :])
-        return CountedQueue(self.context, Int32(values[0]), read, taken)
+        *tile, part = map(Int32, values[:NUMBERS_OF_PLACE])
+        values, n = values[NUMBERS_OF_PLACE:], len(self.read.__extract_mlir_values__())
+        read = self.read.__new_from_mlir_values__(values[:n])
+        taken = None if self.taken is None else self.taken.__new_from_mlir_values__(values[n:])
+        return CountedQueue(self.context, Place(Tile(*tile), part), read, taken)
 
 
 @cute.jit
-def count_end(counter: cute.Tensor):
-    """Whole warp: count the end of a CTA; the last one sets the counter to 0. Acquire and release order this after the
-    last tile of every CTA."""
-    with cute.arch.elect_one():
-        taken, ended = counter.iterator, counter.iterator + (NUMBERS - 1)
-        count = cute.arch.atomic_add(ended, Int32(1), sem="acq_rel", scope="gpu")
-        if count == Int32(cute.arch.grid_dim()[0]) - 1:
-            cute.arch.store(taken, Int32(0))
-            cute.arch.store(ended, Int32(0))
+def take(context: Any, stored: cute.Pointer, taken: Cursor):
+    """Whole warp: take a tile, and fill a stage with its place. In a pair only the leader does, for both CTAs."""
+    if context.args.order.rank == LEADER:
+        taken.wait()
+        with cute.arch.elect_one():
+            index = cute.arch.atomic_add(context.args.counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+            place = place_of(context, index)
+            part = cutlass.select_(index < context.args.tiles, place.part, Int32(-1))
+            numbers = [*place.tile, Int32(part)]
+            if const_expr(context.cfg.ctas > 1):
+                taken.store(stored, numbers)
+            else:
+                store_vec(stored, numbers)
+        if const_expr(context.cfg.ctas == 1):
+            taken.arrive()
+
+
+@cute.jit
+def count_end(context: Any):
+    """Whole warp: count the end of a CTA or pair; the last one sets the counter to 0. Acquire and release order this
+    after the last tile of every CTA."""
+    if context.args.order.rank == LEADER:
+        with cute.arch.elect_one():
+            taken = context.args.counter.iterator
+            ended = taken + (NUMBERS - 1)
+            count = cute.arch.atomic_add(ended, Int32(1), sem="acq_rel", scope="gpu")
+            if count == context.args.order.stride - 1:
+                cute.arch.store(taken, Int32(0))
+                cute.arch.store(ended, Int32(0))

@@ -9,6 +9,7 @@ from cutlass import Boolean, Int32
 
 from ...core.cache import Keys
 from ...core.mask import Band, BlockIterator, Blocks, ReverseRange, SparseBlocks
+from ...core.order import Tile
 from ...core.rows import Rows
 from ..launch import ForwardContext
 
@@ -16,7 +17,7 @@ from ..launch import ForwardContext
 class Work(NamedTuple):
     """Work tile: one row block of one (packed) head of one sequence, with all its keys or one split-KV part of them."""
 
-    index: Int32  # position in the order of work
+    index: Int32 | None  # position in the order of work; None if CTAs take tiles by a counter
     part: Int32  # split-KV part of the keys
     m_block: Int32
     head: Int32
@@ -34,11 +35,30 @@ class Work(NamedTuple):
         return self.block_iter.count
 
 
+class Place(NamedTuple):
+    """Place of a work tile in the order of work."""
+
+    tile: Tile
+    part: Int32  # split-KV part of the keys
+
+
+def place_of(context: ForwardContext, index: Int32) -> Place:
+    """Return the place of the work tile at `index`."""
+    order = context.args.order
+    if not context.cfg.split:
+        return Place(order.at(index), Int32(0))
+    return Place(order.at(index % order.tiles), index // order.tiles)
+
+
 def work_tile(context: ForwardContext, index: Int32) -> Work:
     """Return the work tile at `index`; its `count` is 0 if no row has a visible key."""
+    return work_at(context, place_of(context, index), index)
+
+
+def work_at(context: ForwardContext, place: Place, index: Int32 | None = None) -> Work:
+    """Return the work tile at a place in the order; its `count` is 0 if no row has a visible key."""
     args, cfg = context.args, context.cfg
-    tile, part = (index % args.order.tiles, index // args.order.tiles) if cfg.split else (index, Int32(0))
-    m_block, head, batch = args.order.at(tile)
+    (m_block, head, batch), part = place
     query_rows = args.lengths.query_rows_of(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
     k = args.maps.k.tensor if cfg.has_kv_maps else args.k

@@ -72,8 +72,8 @@ class Sm90ForwardConfig(ConsumerVariant):
             raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
         if self.ctas > 1 and (self.lengths_vary or self.cache is not None or self.has_blocks):
             raise ValueError("a pair of CTAs shares blocks of keys that lie one after the other, the same for both")
-        if self.has_counter and (self.cache is not None or self.ctas > 1):
-            raise ValueError("pairs of CTAs, and kernels of caches, take no tiles by a counter")
+        if self.has_counter and self.cache is not None:
+            raise ValueError("kernels of caches take no tiles by a counter")
         if self.kv_load is KvLoad.GATHER and (self.kv8_stages or self.stages) < STAGES_OF_GATHERED:
             raise ValueError("the blocks that are waited for and copied take three stages, see the gather role")
 

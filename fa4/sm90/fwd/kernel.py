@@ -12,7 +12,7 @@ or loads them itself. A gather warpgroup copies rows that TMA cannot load.
 
 from __future__ import annotations
 
-from ...fwd.device.queue import INDEX_BYTES
+from ...fwd.device.queue import PLACE_BYTES
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
 from ...fwd.variant import KvLoad, OutStore
 from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every
@@ -24,6 +24,7 @@ from .context import Sm90ForwardContext
 from .convert import convert
 from .gather import gather
 from .load import load
+from .schedule import schedule
 
 
 def roles(cfg: Sm90ForwardConfig) -> RoleTable:
@@ -35,7 +36,10 @@ def roles(cfg: Sm90ForwardConfig) -> RoleTable:
         if is_used:
             table.append(Role(name, warps=(end, end + WARPS_PER_WARPGROUP), regs=helper_regs, body=body))
             end += WARPS_PER_WARPGROUP
-    return RoleTable((*table, Role("load", warps=(end, end + 1), regs=load_regs, body=load)))
+    table.append(Role("load", warps=(end, end + 1), regs=load_regs, body=load))
+    if cfg.has_counter:
+        table.append(Role("schedule", warps=(end + 1, end + 2), regs=load_regs, body=schedule))
+    return RoleTable(tuple(table))
 
 
 def channels(cfg: Sm90ForwardConfig) -> ChannelTable:
@@ -60,8 +64,10 @@ def channels(cfg: Sm90ForwardConfig) -> ChannelTable:
             ring = f"{source}_compute_{x}", source, consumers, filled_by, By.WGMMA, cfg.stages, memory
             kv_channels.append(Channel(*ring, *shared))
     if cfg.has_counter:
-        index = Channel("load_all_index", "load", (consumers, "load"), By.WARP, By.WARP, 1, Carries.SMEM)
-        kv_channels.append(index)
+        readers, pair = (consumers, "load", "schedule"), (cfg.ctas, ClusterSharing.PAIR) if cfg.ctas > 1 else ()
+        stored_by = By.STORE if cfg.ctas > 1 else By.WARP
+        place = Channel("schedule_all_place", "schedule", readers, stored_by, By.WARP, 1, Carries.SMEM, *pair)
+        kv_channels.append(place)
     return ChannelTable((queries, *kv_channels), roles(cfg))
 
 
@@ -83,7 +89,7 @@ def smem_map(cfg: Sm90ForwardConfig, table: ChannelTable) -> SmemMap:
         *fp8_regions,
         *(() if cfg.out_store is OutStore.DIRECT else (out,)),
         Region("barriers", table.nbytes, align=8),
-        *((Region("index", INDEX_BYTES, align=4),) if cfg.has_counter else ()),
+        *((Region("place", PLACE_BYTES, align=PLACE_BYTES),) if cfg.has_counter else ()),
     )
 
 

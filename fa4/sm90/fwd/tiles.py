@@ -15,12 +15,10 @@ from ...runtime.conditions import (
     CAUSAL,
     DROPOUT,
     FP8,
-    LEFT,
+    FULL,
     NVFP4,
-    PAIRS,
     RIGHT,
     SCATTERED,
-    SHARED,
     TRACED,
     VARLEN,
     VARYING,
@@ -87,6 +85,7 @@ def _whole_blocks(tile_n: int) -> Condition:
 MANY_KEYS = 16 << 10
 LONG = 48 << 10  # keys
 SHORT_QUERIES = Condition("at most 1024 queries", lambda case: case.extent.max_seqlen_q <= 1024)
+LONG_QUERIES = Condition("2048 queries or more", lambda case: case.extent.max_seqlen_q >= 2048)
 MANY_TILES = Condition("tiles of 256 rows fill the chip", _fills_chip)
 PLAIN = ~TRACED & ~VARLEN
 # In a narrow window, rows of several heads see fewer keys together than as many rows of one head.
@@ -95,15 +94,15 @@ EVEN = Condition("an even group of query heads", lambda case: case.spec.group % 
 EIGHT = Condition("eight packed heads", lambda case: math.gcd(case.spec.group, ROWS_PER_WARP) == 8)
 BANDED = EVEN & ~TRACED & ~CACHE & MANY_TILES & keys(2048)
 SQUARE = Condition("as many queries as keys", lambda case: case.extent.max_seqlen_q == case.extent.max_seqlen_k)
-DENSE_CAUSAL = CAUSAL & SQUARE & ~TRACED & ~VARYING & ~CACHE & ~SHARED & MANY_TILES
+DENSE = ~TRACED & ~VARYING & ~CACHE & MANY_TILES
+DENSE_CAUSAL = CAUSAL & SQUARE & DENSE
 # Two CTAs share the loads of key blocks. This takes less energy, so a chip at its power limit runs at a higher clock.
-PAIRED = ~VARYING & ~TRACED & ~CACHE & ~LEFT & MANY_TILES & Condition("few idle CTAs in pairs", _wastes_little)
+PAIRED = FULL & DENSE & Condition("few idle CTAs in pairs", _wastes_little)
 
 _REASONED, _ROWS = "by reasoning", "measured on an H100 beside other rows, as bench.tune does"
 # Two small blocks of K and of V in flight are faster than three or more.
 _FEW = {tile_n: TileShape(1, tile_n, 2, ping_pong=False) for tile_n in (32, 64, 128)}
 _NARROW_MANY, _USUAL, _WIDEST = TileShape(4, 64), TileShape(2, 128), TileShape(2, 64)
-_FULL_PAIR = TileShape(2, 128, ctas=2, ping_pong=False)
 # Numbers in the evidence: TFLOP/s on an H100 with 16k tokens; in brackets, of other rows.
 TILES = (
     # 4-bit K and V: the convert role loads them with their scales.
@@ -170,22 +169,21 @@ TILES = (
          "to 62 keys: 1.04 to 1.10"),
     Rule("head_dim <= 128, short causal", head_dims(128) & RIGHT & keys(0, 512) & ~EVEN,
          TileShape(2, 64, l2_group=1), "causal 512 keys 317 (303 in L2 groups that fill rounds)"),
-    Rule("head_dim <= 128, long, shared chip", head_dims(128) & ~RIGHT & PAIRED & keys(MANY_KEYS) & SHARED,
-         TileShape(2, 128, ping_pong=False), "full 16k 661 (641 with ping-pong)"),
-    Rule("head_dim <= 128, pairs", head_dims(128) & ~RIGHT & PAIRED & keys(1024) & ~SHARED, _FULL_PAIR,
-         "full 1k 530 (537 with ping-pong, 511 alone), 16k 669 (651, 641); one kernel for all lengths"),
+    Rule("head_dim <= 128, long rows", head_dims(128) & FULL & DENSE & LONG_QUERIES & keys(2048), TileShape(3, 64),
+         "H200, full 2k, 4k, 8k, 16k: 656, 665, 675, 676 (pairs of CTAs of two warpgroups 641, 647, 661, 660; these "
+         "alone 634, 653, 668, 669, in ping-pong 625, 639, 654, 654); 1k 583 (596; 603, 598)"),
     Rule("head_dim <= 128, long causal", head_dims(128) & DENSE_CAUSAL & keys(8 << 10, LONG),
          TileShape(3, 64), "causal 8k, 16k, 32k, 16 heads: 626, 689, 710 (620, 632, 645 in pairs); 4k: 579 (585)"),
     Rule("head_dim <= 192, long causal",
          head_dims(192, 128) & ~head_dims(128) & CAUSAL & PLAIN & keys(MANY_KEYS, LONG), TileShape(3, 64),
          "causal 16k 706 (688 by two warpgroups with 128 keys); 4k 579 (609)"),
-    Rule("head_dim <= 192, pairs", head_dims(192, 128) & ~RIGHT & PAIRED & keys(1024) & ~SHARED,
-         _FULL_PAIR, "full 4k 656 (639 with ping-pong); 16k 702 (681 alone)"),
-    Rule("head_dim <= 128", head_dims(192, 128), _USUAL, _ROWS),
+    Rule("head_dim <= 128", head_dims(192, 128), _USUAL,
+         "H200, (192, 128), full 1k, 4k, 16k: 607, 683, 713 (without ping-pong 592, 670, 691; pairs of CTAs 597, 671, "
+         "687; three warpgroups with 64 keys 627, 671, 677)"),
     # Dropout bits come in words of 32 keys.
     Rule("head_dim <= 192, whole blocks in a page", head_dims(192) & ~DROPOUT & _whole_blocks(112), _WIDEST, _REASONED),
     Rule("head_dim <= 192", head_dims(192) & ~DROPOUT, TileShape(2, 112), _ROWS),
-    Rule("head_dim <= 256, pairs", ~RIGHT & PAIRED & keys(MANY_KEYS) & ~SHARED, TileShape(2, 64, ctas=2),
+    Rule("head_dim <= 256, pairs", PAIRED & keys(MANY_KEYS), TileShape(2, 64, ctas=2),
          "full 16k 733 (711 alone); 4k 688 (684); 1k 576 (579). H200, 4k to 10k: 0.92 to 1.00 of one CTA's speed"),
     Rule("head_dim <= 256", OTHERWISE, _WIDEST, _ROWS),
 )  # fmt: skip
@@ -199,11 +197,11 @@ SCHEDULES = (
     # At 32k keys the persistent grid is faster: 672 (645).
     Rule("single, long causal", LONG_CAUSAL, Schedule.SINGLE, "64k keys, TFLOP/s (persistent grid): d128 675 (574), "
          "d64 540 (510), (192, 128) 706 (650), d256 738 (707); d128 with 32/8 heads 663 (563)"),
-    Rule("persistent", PAIRS | FEW | CACHE, Schedule.PERSISTENT,
-         "d128 full 1k: 579 TFLOP/s; 508 by one CTA a tile. A counter for pairs: 0.86 at 1k, 0.97 at 4k, 1.00 at 16k"),
+    Rule("persistent", FEW | CACHE, Schedule.PERSISTENT,
+         "a CTA has one tile, which the counter would delay by a microsecond"),
     Rule("counted", OTHERWISE, Schedule.COUNTED,
-         "H200, full, d64 to d256, 512 to 16k tokens: 0.99 to 1.03 of the speed of a persistent grid. Beside a kernel "
-         "on 8 of 132 SMs 0.94 to 1.05 of the speed that 124 SMs should have; a persistent grid 0.52 to 0.58"),
+         "beside a kernel on 8 of 132 SMs of an H200: 0.94 to 1.14 of the speed that 124 SMs should have (tiles by "
+         "index 0.52 to 0.64). Alone, pairs of CTAs: 0.99 to 1.03 of the speed of tiles by index"),
 )  # fmt: skip
 L2_SHARES = (
     Rule("quarter of L2", LONG_CAUSAL, 0.24, "12 MB on an H100: d128 64k 675 TFLOP/s, with 25 MB 637"),
