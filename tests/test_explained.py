@@ -103,7 +103,7 @@ PROGRESS = {
     "sm90_deterministic": (90, 64, True, {"deterministic": True}, "no other CTA", LOWER),
     "sm90_ordered_by_default": (90, 96, True, {"causal": True}, "no other CTA", LOWER),
     "sm90_first_writer": (90, 64, True, {}, "no other CTA", "a CTA that runs and does not wait"),
-    "sm90_forward_pair": (90, 128, False, {}, CLUSTER, None),
+    "sm90_forward_pair": (90, 256, False, {}, CLUSTER, None),
     "sm90_backward_pair": (90, 256, True, {"causal": True}, "no other CTA", f"{CLUSTER} and {LOWER}"),
     "sm100_pair": (100, 128, True, {}, CLUSTER, CLUSTER),
     "sm100_deterministic_pair": (100, 128, True, {"deterministic": True}, CLUSTER, f"{CLUSTER} and {LOWER}"),
@@ -113,7 +113,7 @@ PROGRESS = {
 @pytest.mark.parametrize("chip, head_dim, grad, flags, forward, backward", PROGRESS.values(), ids=PROGRESS)
 def test_explain_says_what_the_ctas_of_a_call_wait_for(chip, head_dim, grad, flags, forward, backward):
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    x = torch.empty(1, 8192, 8, head_dim, dtype=torch.bfloat16, requires_grad=grad)
+    x = torch.empty(1, 16384, 8, head_dim, dtype=torch.bfloat16, requires_grad=grad)
     with emulating(chip_by_number(chip)):
         explanation = fa4.explain(x, x, x, **flags)
     expected = f"forward: a CTA waits for {forward}"

@@ -320,6 +320,14 @@ def test_the_schedule_of_a_problem(changes, rows, expected):
         assert Sm90Forward(spec, ProblemSize(1, rows, 4096), chip).cfg.schedule is expected
 
 
+def test_a_place_is_free_when_the_warps_of_both_ctas_of_a_pair_have_read_it():
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1)
+    for ctas in (1, 2):
+        table = channels(configure(spec, ProblemSize(1, 4096, 4096), CHIP, replace(USUAL, ctas=ctas)))
+        place = table["schedule_all_place"]
+        assert (table.full_arrivals(place), table.free_arrivals(place)) == (1, 10 * ctas)
+
+
 def test_counters_of_caches_are_refused():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, cache=CacheSpec(page_size=128))
     with pytest.raises(ValueError, match="take no tiles by a counter"):

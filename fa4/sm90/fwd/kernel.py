@@ -3,7 +3,7 @@
 A CTA owns a tile of query rows, 64 per consumer warpgroup, and iterates over the key blocks from last to first. Each
 consumer does all work of its rows: S = Q K^T, softmax in registers, O += P V with P from registers. The consumers use
 the tensor cores in ping-pong order, so the softmax of one consumer overlaps with the products of the others. One
-producer warp loads one work tile ahead.
+producer warp loads one work tile ahead. In a persistent grid, another warp takes the work tiles.
 
 Optional parts: A cluster of two CTAs can share a tile with twice the rows; each CTA then multicasts half of every K and
 V block to both. For 8-bit K and V, a warpgroup converts them to 16-bit tiles; it gets the bytes through shared memory
