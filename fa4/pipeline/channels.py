@@ -4,8 +4,8 @@ A channel is a ring of stages. Each stage has two mbarriers: `full` (the produce
 consumers have released it). The operations of roles on them are in `ends`.
 
 CTAs of a cluster share a channel in one of two ways:
-  PAIR         One of two CTAs, the leader, issues the matrix operations of both (sm_100), or stores words to the shared
-               memory of both. The leader's barriers count the bytes and the warps of both CTAs. A commit of the leader,
+  PAIR         One of two CTAs, the leader, issues the matrix operations of both (sm_100), or has words stored in the
+               shared memory of both. The leader's barriers count the bytes and the warps of both CTAs. A commit of the leader,
                or a store, signals both CTAs.
   MULTICAST    Each CTA loads a share of a stage into the shared memory of all CTAs. A stage is free when the consumers
                of all CTAs have released it: each consumer arrives on the free barrier of every CTA. A CTA's full
@@ -30,7 +30,7 @@ class By(enum.Enum):
 
     TMA = "the byte count of bulk copies"
     UMMA = "a tcgen05.commit"
-    STORE = "the byte count of stores of the leader"
+    STORE = "the byte count of what the leader has stored in each CTA"
     WARP = "one elected lane of each warp"
     COPIES = "each thread, when its cp.async copies so far are done"
     READ = "one elected lane, after its bulk copies have read the stage"

@@ -130,6 +130,11 @@ class Cursor:
         """Producer by STORE, one thread of the leader: fill the stage with words, in the shared memory of each CTA."""
         self.end.store_full(self._stage(stage), address, words)
 
+    def query(self, response: cute.Pointer, stage: Stage | None = None) -> None:
+        """Producer by STORE, one thread of the leader: fill the stage with a response of cluster launch control, in the
+        shared memory of each CTA."""
+        self.end.query_full(self._stage(stage), response)
+
     def barrier(self, stage: Stage | None = None) -> cute.Pointer:
         """The full barrier, on which copies count their bytes."""
         return self.end.full(self._stage(stage))

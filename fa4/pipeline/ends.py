@@ -25,6 +25,7 @@ from ..core.constant import Constant
 from .channels import By, Carries, Channel, ChannelTable, ClusterSharing, Implied, Signals
 
 LEADER = 0  # cluster rank of the leading CTA of a pair
+RESPONSE_BYTES = 16  # of cluster launch control
 Stage: TypeAlias = int | Int32
 
 
@@ -91,7 +92,19 @@ class End(Constant):
         full there when they have arrived."""
         self._require(self.produces and self.channel.filled is By.STORE, "a producer by stores")
         for rank in range(self.channel.ctas):
+            expect_of(self.full(stage), rank, 4 * len(words))
             store_async(address, words, self.full(stage), rank)
+
+    def query_full(self, stage: Stage, response: cute.Pointer) -> None:
+        """Producer by STORE, one thread of the leader: ask cluster launch control for a cluster that has not started.
+        The response fills the stage in the shared memory of each CTA, RESPONSE_BYTES at the same address."""
+        self._require(self.produces and self.channel.filled is By.STORE, "a producer by stores")
+        if self.channel.ctas == 1:
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), RESPONSE_BYTES)
+        else:
+            for rank in range(self.channel.ctas):
+                expect_of(self.full(stage), rank, RESPONSE_BYTES)
+        cute.arch.issue_clc_query(self.full(stage), response, multicast=self.channel.ctas > 1)
 
     def commit_full(self, stage: Stage) -> None:
         """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
@@ -191,15 +204,26 @@ def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:
     )
 
 
+def expect_of(barrier: cute.Pointer, rank: int, nbytes: int) -> None:
+    """Arrive and expect bytes on the same barrier of the CTA `rank` in the cluster."""
+    cute.arch.inline_ptx(
+        f"""{{
+        .reg .b32 theirs;
+        mapa.shared::cluster.u32 theirs, {{$r0}}, {{$r1}};
+        mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [theirs], {nbytes};
+        }}""",
+        read_only_args=[barrier.toint(), Int32(rank)],
+    )
+
+
 def store_async(address: cute.Pointer, words: list[Int32], barrier: cute.Pointer, rank: int) -> None:
-    """Store four words to the same address of the CTA `rank` in the cluster. Their arrival completes a phase of the
-    same barrier there."""
+    """Store four words to the same address of the CTA `rank` in the cluster. Their bytes count on the same barrier
+    there."""
     cute.arch.inline_ptx(
         """{
         .reg .b32 theirs, full;
         mapa.shared::cluster.u32 theirs, {$r0}, {$r2};
         mapa.shared::cluster.u32 full, {$r1}, {$r2};
-        mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [full], 16;
         st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [theirs], {{$r3}, {$r4}, {$r5}, {$r6}}, [full];
         }""",
         read_only_args=[address.toint(), barrier.toint(), Int32(rank), *words],

@@ -13,14 +13,13 @@ MANY = ProblemSize(1, 1 << 20, 1 << 20)  # stands for sizes that are not known
 
 @dataclass(frozen=True, slots=True)
 class TuningCase:
-    """Problem on a chip, the argument of conditions. tile_rows, ctas: rows of the tile and CTAs that share it; known in
-    tables that are asked after the table of tiles."""
+    """Problem on a chip, the argument of conditions. tile_rows: rows of the tile; known in tables that are asked after
+    the table of tiles."""
 
     spec: AttentionSpec
     chip: Chip
     extent: ProblemSize = MANY
     tile_rows: int = 0
-    ctas: int = 1
 
 
 VARLEN = Condition("varlen", lambda case: case.spec.varlen)
@@ -39,7 +38,6 @@ E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None
 MXFP8 = Condition("scales of blocks", lambda case: case.spec.operands is Operands.MXFP8)
 E2M1 = Condition("products of e2m1", lambda case: case.spec.operands is Operands.NVFP4, "products of other numbers")
 SHARED = Condition("other kernels on the chip", lambda case: case.chip.shared)
-PAIRS = Condition("CTA pairs", lambda case: case.ctas == 2)
 SCATTERED = Condition("scattered rows", lambda case: case.spec.cache is not None and case.spec.cache.is_scattered)
 
 

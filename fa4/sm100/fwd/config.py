@@ -21,9 +21,9 @@ UPCONVERTED_STAGES = 3  # 16-bit K/V stages that the products read, if K and V a
 class Schedule(enum.Enum):
     """How CTAs get their work tiles."""
 
-    SINGLE = "one tile a CTA"
-    PERSISTENT = "as many CTAs as fit, each strides through the tiles"
-    DYNAMIC = "a CTA a tile, but those that run take over the tiles of those that have not started"
+    SINGLE = "one tile a CTA or pair"
+    PERSISTENT = "as many CTAs or pairs as fit, each strides through the tiles"
+    DYNAMIC = "a CTA or pair a tile, but those that run take over the tiles of those that have not started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,6 @@ class Sm100ForwardConfig(ForwardVariant):
             raise ValueError("split-KV parts are float32 and must be stored directly")
         if self.q_tiles * self.s_stages > 2:
             raise ValueError("two Q tiles take one S each")
-        if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
-            raise ValueError("a pair of CTAs takes the single or the persistent schedule, not the dynamic one")
         if self.has_block_scales and not self.p_in_smem:
             raise ValueError("blocks of numbers have scales only where P is in shared memory: two Q tiles of one CTA")
 

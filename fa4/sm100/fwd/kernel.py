@@ -149,7 +149,7 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
         storing_roles = "correction", "epilogue"
     if cfg.schedule is Schedule.DYNAMIC:
         readers: tuple[Side, ...] = (Every("softmax"), *storing_roles, "mma", "load", "schedule")
-        rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
+        rows += (shared("schedule_all_index", "schedule", readers, By.STORE, By.WARP, 1, Carries.ASYNC_SMEM),)
     return ChannelTable(rows, roles(cfg), SIGNALS)
 
 

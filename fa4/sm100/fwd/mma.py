@@ -26,7 +26,7 @@ from .. import tmem
 from ..block_scales import copy_scales
 from ..mma import CHUNK_COLUMNS, Umma, k_per_mma
 from .block_scales import scales_in_smem
-from .config import Sm100ForwardConfig
+from .config import Schedule, Sm100ForwardConfig
 from .context import Sm100ForwardContext
 from .work import Queue
 
@@ -41,6 +41,16 @@ def mma(context: Sm100ForwardContext):
             issue_ping_pong(context, ends, addresses)
         else:
             issue_ahead(context, ends, addresses)
+    elif const_expr(context.cfg.schedule is Schedule.DYNAMIC):
+        read_queue(context)
+
+
+@cute.jit
+def read_queue(context: Sm100ForwardContext):
+    """Release every response: the channel counts a warp of each role in both CTAs of a pair."""
+    queue = Queue.first(context, context.ends("mma"))
+    while queue.has_tile():
+        queue = queue.next()
 
 
 @cute.jit

@@ -17,8 +17,8 @@ from ...runtime.conditions import (
     MANY,
     MXFP8,
     NVFP4,
-    PAIRS,
     SCATTERED,
+    SHARED,
     VARLEN,
     TuningCase,
     head_dims,
@@ -102,7 +102,7 @@ TILES = (
          "64 KB or more of K and V in flight a CTA"),
     Rule("few queries, wide", FEW, _FEW, "128 KB or more of K and V in flight"),
     Rule("pairs above 128", WIDE & FILLED & ~BLOCKS, _WIDE_PAIR,
-         "d = 256 full 2028, causal 1916; O staged 2025 and 1868; a CTA alone 1424 causal"),
+         "d = 256 full 2028, causal 2069; by single tiles causal 1916, O staged 1868, a CTA alone 1424"),
     Rule("one CTA above 128", WIDE, _WIDE, "half of a pair's rows would be empty, or a block mask cuts them"),
     Rule("block mask, 128 rows", BLOCKS & CUT_TILES,
          TileShape(q_tiles=1), "a work tile is a block of queries of the block mask"),
@@ -116,7 +116,7 @@ TILES = (
     Rule("pairs", FULL & D128 & FILLED, TileShape(ctas=2), "only sequence ends are masked"),
     Rule("wide pairs", FULL & MLA & FILLED, _MLA_PAIR, "only sequence ends are masked"),
     Rule("wide causal pairs", DIAGONAL & ~LEFT & ~VARLEN & MLA & FILLED, _MLA_PAIR,
-         "1768, one CTA with its two K/V stages 1466; at d = 128, pairs 1555, one CTA 1637"),
+         "1787; single tiles 1744, one CTA with its two K/V stages 1466; at d = 128, pairs 1555, one CTA 1637"),
     Rule("one CTA", OTHERWISE, TileShape(), "two Q tiles ping-pong"),
 )  # fmt: skip
 # Pairs of every 16 (words, if P is in shared memory) whose exp2 runs on the FMA units. At (192, 128) the products of 16
@@ -142,18 +142,19 @@ SCHEDULES = (
     Rule("single", MEMORY_BOUND | BLOCKS | VARLEN, Schedule.SINGLE,
          "tiles differ in length, some are empty: the hardware starts the next CTA when one ends"),
     # With a window bounded on both sides, all tiles but the first and last ones have the same length.
-    Rule("persistent", FULL | LEFT, Schedule.PERSISTENT, "all tiles have one length"),
-    Rule("single, pairs", PAIRS, Schedule.SINGLE,
-         "tiles differ in length, and pairs cannot take over work: the hardware starts the next CTA when one ends"),
+    Rule("persistent", (FULL | LEFT) & ~SHARED, Schedule.PERSISTENT,
+         "all tiles have one length: d = 64 full 976, dynamic 934; d = 128 1752, 1722; (192, 128) 1856, 1857; "
+         "d = 256 2028, 2025"),
     Rule("dynamic", OTHERWISE, Schedule.DYNAMIC,
-         "tiles differ in length: a CTA takes the next, longest first, while the previous one ends"),
+         "tiles differ in length, or CTAs start late: a CTA or pair takes the next, longest first, while the previous "
+         "one ends. d = 256 causal 1k, 4k, 16k: 999, 1767, 2069, single 773, 1483, 1916; (192, 128) causal 4k, 16k: "
+         "1516, 1787, single 1372, 1744"),
 )  # fmt: skip
 
 
 def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize = MANY) -> Choice[ForwardTiles]:
     """Return the tuned values of a problem on a chip."""
-    tiles = choose(TILES, TuningCase(spec, chip, extent))
-    case = TuningCase(spec, chip, extent, ctas=tiles.row.ctas)
-    polynomial, schedule = choose(POLYNOMIALS, case), choose(SCHEDULES, case)
+    case = TuningCase(spec, chip, extent)
+    tiles, polynomial, schedule = choose(TILES, case), choose(POLYNOMIALS, case), choose(SCHEDULES, case)
     row = ForwardTiles(**asdict(tiles.row), polynomial=polynomial.row, schedule=schedule.row)
     return Choice(row, (tiles, polynomial, schedule))

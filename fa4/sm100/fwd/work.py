@@ -48,11 +48,11 @@ class Queue:
         order = self.context.args.order
         if self.responses is None:
             return Queue(self.context, self.index + order.stride, None)
-        # The response holds the index of the CTA that is replaced, if one had not started yet.
+        # The response holds the index of the first CTA that is replaced, if one had not started yet.
         self.responses.wait()
         index, _, _, is_taken = cute.arch.clc_response(self.context.smem.pointer("index", Int32))
         self.responses.arrive()
-        index = Int32(cutlass.select_(is_taken != 0, index, self.context.args.tiles))
+        index = Int32(cutlass.select_(is_taken != 0, index // self.context.cfg.ctas, self.context.args.tiles))
         return Queue(self.context, index, self.responses.next())
 
     def __extract_mlir_values__(self):

@@ -212,7 +212,7 @@ L2_SHARES = (
 def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize) -> Choice[ForwardTiles]:
     """Return the tuned values of a problem on a chip."""
     tiles = choose(TILES, TuningCase(spec, chip, extent))
-    case = TuningCase(spec, chip, extent, tiles.row.consumers * ROWS, tiles.row.ctas)
+    case = TuningCase(spec, chip, extent, tiles.row.consumers * ROWS)
     schedule, l2_share = choose(SCHEDULES, case), choose(L2_SHARES, case)
     columns = asdict(tiles.row) | {"schedule": schedule.row, "l2_share": l2_share.row}
     return Choice(ForwardTiles(**columns), (tiles, schedule, l2_share))
