@@ -5,8 +5,8 @@ consumers have released it). The operations of roles on them are in `ends`.
 
 CTAs of a cluster share a channel in one of two ways:
   PAIR         One of two CTAs, the leader, issues the matrix operations of both (sm_100), or has words stored in the
-               shared memory of both. The leader's barriers count the bytes and the warps of both CTAs. A commit of the leader,
-               or a store, signals both CTAs.
+               shared memory of both. The leader's barriers count the bytes and the warps of both CTAs. A commit of the
+               leader, or a store, signals both CTAs.
   MULTICAST    Each CTA loads a share of a stage into the shared memory of all CTAs. A stage is free when the consumers
                of all CTAs have released it: each consumer arrives on the free barrier of every CTA. A CTA's full
                barrier counts the bytes that arrive in its own shared memory, from any sender.

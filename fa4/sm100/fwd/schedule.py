@@ -1,7 +1,7 @@
 """Schedule role, one warp: with the dynamic schedule, takes over work tiles of CTAs or pairs that have not started.
 
-It issues cluster launch control queries, one at a time; in a pair the leader does, for both CTAs. The next query follows
-when every role has read the response.
+It issues cluster launch control queries, one at a time; in a pair the leader does, for both CTAs. The next query
+follows when every role has read the response.
 
 Waits:   schedule_all_index.free, .full
 Signals: schedule_all_index.full, .free
