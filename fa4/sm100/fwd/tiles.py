@@ -22,6 +22,7 @@ from ...runtime.conditions import (
     VARLEN,
     TuningCase,
     head_dims,
+    keys,
 )
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, Operands, ProblemSize
@@ -64,9 +65,12 @@ def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
 
 def _fills_pair(case: TuningCase) -> bool:
     """True if both CTAs of a pair have rows. Half of a pair's tile is padding on average at the end of a varlen
-    sequence, and masked above a causal diagonal: then the longest sequence must fill several tiles."""
-    rows = case.extent.max_seqlen_q * math.gcd(case.spec.group, LANES)
-    return rows > (16 if case.spec.varlen or case.spec.window_right is not None else 2) * LANES
+    sequence, and masked above a causal diagonal: then the longest sequence must fill several tiles, more of them where
+    no pair takes over the next."""
+    spec = case.spec
+    rows = case.extent.max_seqlen_q * math.gcd(spec.group, LANES)
+    takes_over = spec.window_right == 0 and spec.window_left is None and not spec.varlen
+    return rows > (4 if takes_over else 16 if spec.varlen or spec.window_right is not None else 2) * LANES
 
 
 def _cuts_tiles(case: TuningCase) -> bool:
@@ -102,7 +106,8 @@ TILES = (
          "64 KB or more of K and V in flight a CTA"),
     Rule("few queries, wide", FEW, _FEW, "128 KB or more of K and V in flight"),
     Rule("pairs above 128", WIDE & FILLED & ~BLOCKS, _WIDE_PAIR,
-         "d = 256 full 2028, causal 2069; by single tiles causal 1916, O staged 1868, a CTA alone 1424"),
+         "d = 256 full 2028; causal 512, 1k, 2k, 16k: 775, 1159, 1496, 2069 (one CTA 764, 999, 1189; 16k without "
+         "taking over 1916)"),
     Rule("one CTA above 128", WIDE, _WIDE, "half of a pair's rows would be empty, or a block mask cuts them"),
     Rule("block mask, 128 rows", BLOCKS & CUT_TILES,
          TileShape(q_tiles=1), "a work tile is a block of queries of the block mask"),
@@ -116,7 +121,9 @@ TILES = (
     Rule("pairs", FULL & D128 & FILLED, TileShape(ctas=2), "only sequence ends are masked"),
     Rule("wide pairs", FULL & MLA & FILLED, _MLA_PAIR, "only sequence ends are masked"),
     Rule("wide causal pairs", DIAGONAL & ~LEFT & ~VARLEN & MLA & FILLED, _MLA_PAIR,
-         "1787; single tiles 1744, one CTA with its two K/V stages 1466; at d = 128, pairs 1555, one CTA 1637"),
+         "512, 1k, 2k, 16k: 636, 972, 1271, 1787; one CTA with its two K/V stages 680, 918, 1143, 1466"),
+    Rule("long causal pairs", DIAGONAL & ~LEFT & ~VARLEN & D128 & FILLED & keys(32 << 10), TileShape(ctas=2),
+         "16k, 32k, 64k: 1595, 1644, 1679; one CTA 1582, 1609, 1634"),
     Rule("one CTA", OTHERWISE, TileShape(), "two Q tiles ping-pong"),
 )  # fmt: skip
 # Pairs of every 16 (words, if P is in shared memory) whose exp2 runs on the FMA units. At (192, 128) the products of 16
@@ -147,8 +154,8 @@ SCHEDULES = (
          "d = 256 2028, 2025"),
     Rule("dynamic", OTHERWISE, Schedule.DYNAMIC,
          "tiles differ in length, or CTAs start late: a CTA or pair takes the next, longest first, while the previous "
-         "one ends. d = 256 causal 1k, 4k, 16k: 999, 1767, 2069, single 773, 1483, 1916; (192, 128) causal 4k, 16k: "
-         "1516, 1787, single 1372, 1744"),
+         "one ends. Pairs, d = 256 causal 4k, 16k: 1767, 2069 (single 1483, 1916); (192, 128): 1516, 1787 (1372, "
+         "1744)"),
 )  # fmt: skip
 
 
