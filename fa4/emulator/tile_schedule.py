@@ -70,7 +70,7 @@ def tile_schedule_of(plan: Any, direction: str) -> TileSchedule:
         cfg = plan._forward.cfg
         scheduler = TileScheduler.STATIC if cfg.persistent and not cfg.has_counter else TileScheduler.DYNAMIC
         sizes, snake = plan._forward.sizes, cfg.snake
-        most = sizes.most_l2_groups if snake or cfg.has_counter else None
+        most = sizes.most_l2_groups if cfg.merges_l2_groups else None
         return TileSchedule(
             cfg.rows, cfg.tile_n, scheduler, sizes.l2_group, True, cfg.ctas, snake=snake, most_l2_groups=most
         )

@@ -101,7 +101,7 @@ class ForwardKernel(ForwardProgram[Config], RoleKernel[Config]):
             cfg.rows, cfg.rows_per_query, sizes.max_seqlen_q, extent(call.q), cu_seqlens, heads, sizes.batch,
             sizes.l2_group, descending=True, cluster=cfg.ctas,
             block_order=sparse_block_order(cfg, call.mods, 0, cfg.rows),
-            most_l2_groups=sizes.most_l2_groups if cfg.snake or cfg.has_counter else None,
+            most_l2_groups=sizes.most_l2_groups if cfg.merges_l2_groups else None,
         )  # fmt: skip
         splits = sizes.splits if cfg.split else None
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None

@@ -48,8 +48,8 @@ class Scalars(NamedTuple):
 class LaunchSizes(NamedTuple):
     """Integer arguments of the launch. l2_group: (head, sequence) pairs of an L2 swizzle group, see `core.order`.
     splits: parts per work tile (split-KV). ctas: resident CTAs of the chip, the size of a persistent grid. part_blocks:
-    key blocks of a part, if `fixed_parts`. most_l2_groups: number of groups, if the grid has a `snake` order; the last
-    group gets all remaining pairs, perhaps more than `l2_group`."""
+    key blocks of a part, if `fixed_parts`. most_l2_groups: number of groups, if the last one gets all remaining pairs,
+    perhaps more than `l2_group`; see `ForwardVariant.merges_l2_groups`."""
 
     max_seqlen_q: cutlass.Int32
     batch: cutlass.Int32

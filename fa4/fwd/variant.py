@@ -133,6 +133,11 @@ class ForwardVariant(ForwardOptions):
         return False
 
     @property
+    def merges_l2_groups(self) -> bool:
+        """Whether the last L2 group has all (batch, head) pairs that are left, see `LaunchSizes.most_l2_groups`."""
+        return self.snake or self.has_counter
+
+    @property
     def rows_per_query(self) -> int:
         """Tile rows per query: `packed_heads`, padded to a power of two."""
         return padded_heads_of(self.packed_heads)
