@@ -195,7 +195,7 @@ def predict(
     if package == "fa4":
         forward = _plan(problem, chip)._forward
         cfg = forward.cfg
-        every = max(cfg.rows, cfg.tile_n)  # of a causal problem whose tiles have whole steps
+        every = max(cfg.rows, cfg.tile_n) if problem.causal else cfg.rows  # (causal tiles have whole steps)
         replayed = _forward(table, package, small, timeline, every, cfg.ctas, forward.tiles)
     else:
         ctas = _CTAS.get(problem.head_dim, 1)
@@ -334,14 +334,14 @@ def _by_bytes(times: Times, problem: Problem, table: ChipTable, shape: Shape = _
 def _forward(
     table: ChipTable, package: str, problem: Problem, timeline: bool, rows: int, ctas: int, tiles: Any = None
 ) -> _Replayed:
-    """Replay the forward. rows: of a causal problem's unit, whole tiles. ctas: of a cluster. tiles: row of fa4's
-    table."""
+    """Replay the forward. rows: of a tile; of a causal problem's unit, whole tiles. ctas: of a cluster. tiles: row of
+    fa4's table."""
     sms = max(_SMS[_like(table.chip)], ctas)
     if problem.causal:
         shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
     else:
-        every = sms * _rows_of(package)[_like(table.chip), problem.head_dim]
-        shapes = [Shape(every, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
+        queries = sms // ctas * rows
+        shapes = [Shape(queries, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
     launched = [_replay(table, package, problem, shape, timeline, sms, tiles) for shape in shapes]
     return _Replayed(tuple(main for (main,) in launched), tuple(shapes))
 

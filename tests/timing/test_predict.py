@@ -63,18 +63,12 @@ def test_the_rate_of_a_long_sequence_is_that_of_a_short_one():
 
 
 @pytest.mark.parametrize(
-    "problem",
-    [
-        Problem("fwd", batch=3, seqlen=3000, heads=10, head_dim=128, head_dim_v=128, causal=False),
-        Problem("fwd", batch=1, seqlen=200, heads=1, head_dim=128, head_dim_v=128, causal=False),
-    ],
-    ids=["pairs of CTAs", "a CTA"],
+    ("seqlen", "rows"), [pytest.param(3000, 192, id="three consumers"), pytest.param(200, 128, id="few tiles")]
 )
-def test_hopper_is_predicted_with_pairs_of_ctas_and_without(problem):
-    """A pair needs two multiprocessors, and has a work tile of its own."""
+def test_hopper_is_predicted_with_tiles_of_any_number_of_rows(seqlen, rows):
+    problem = Problem("fwd", batch=3, seqlen=seqlen, heads=10, head_dim=128, head_dim_v=128, causal=False)
     found = predict(problem, "sm_90a")
-    rows = 128 * (ctas := found.times[0].record.launch.cluster[0])
-    assert ctas == (2 if problem.seqlen == 3000 else 1)
+    ctas = found.times[0].record.launch.cluster[0]
     assert found.tiles == problem.batch * problem.heads * -(-problem.seqlen // rows)
     assert found.times[0].sms == ctas and 0 < found.tflops < 989
 
