@@ -109,8 +109,3 @@ class Sm100SparseConfig(SparseBackwardOptions):
     def _stages_beside(self, nbytes: int) -> int:
         used = self.q_tile.nbytes + 2 * self.by_heads.nbytes + self.by_keys.nbytes + nbytes
         return (self.smem_bytes - used - RESERVED_BYTES) // UNIT.nbytes
-
-    @property
-    def statistics_bytes(self) -> int:
-        """-lse * log2(e) and -delta of a CTA's heads."""
-        return 2 * 4 * CTA_ROWS

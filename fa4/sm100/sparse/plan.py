@@ -13,8 +13,10 @@ from ...runtime.device import Chip, chip_of
 from ...runtime.spec import Saved
 from ..stages import PANEL_COLUMNS
 from .config import MOST_COLUMNS, Sm100SparseConfig
+from .transposed.config import Sm100TransposedConfig
 
 KERNEL = ProgramRef[Sm100SparseConfig]("sm100.sparse_backward", "fa4.sm100.sparse.kernel")
+TRANSPOSED = ProgramRef[Sm100TransposedConfig]("sm100.transposed_sparse_backward", "fa4.sm100.sparse.transposed.kernel")
 
 
 def serves(dtype: torch.dtype, head_dim: int, head_dim_v: int, group: int, deterministic: bool) -> bool:
@@ -34,7 +36,8 @@ def backward(
     k, v = (_with_equal_distances(x) for x in (k, v))
     parts, chip = rows.shape[1] * k.shape[1], chip_of(q.device)
     cfg = _config(q.dtype, q.shape[1] // parts, q.shape[2], v.shape[2], saved.dlse is not None, deterministic, chip)
-    lists_plan.launch(KERNEL, cfg, chip, saved, q, (k, v, rows, count), dq, dkv, softmax_scale)
+    kernel = TRANSPOSED if isinstance(cfg, Sm100TransposedConfig) else KERNEL
+    lists_plan.launch(kernel, cfg, chip, saved, q, (k, v, rows, count), dq, dkv, softmax_scale)
 
 
 def _with_equal_distances(x: Tensor) -> Tensor:
@@ -46,6 +49,8 @@ def _with_equal_distances(x: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=256)
 def _config(
     dtype: torch.dtype, group: int, head_dim: int, head_dim_v: int, has_dlse: bool, deterministic: bool, chip: Chip
-) -> Sm100SparseConfig:
+) -> Sm100SparseConfig | Sm100TransposedConfig:
+    """Return the configuration of the kernel whose tiles have fewer rows or columns without a head."""
     fields = lists_plan.fields(dtype, group, head_dim, head_dim_v, has_dlse, deterministic)
-    return Sm100SparseConfig(**fields, smem_bytes=chip.smem_per_block)
+    kind = Sm100TransposedConfig if group <= Sm100TransposedConfig.tile_m else Sm100SparseConfig
+    return kind(**fields, smem_bytes=chip.smem_per_block)
