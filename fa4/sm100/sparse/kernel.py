@@ -25,13 +25,12 @@ from .. import tmem
 from ..signals import SIGNALS
 from ..stages import PAIR
 from .compute import compute
-from .config import D_COLUMNS, UNIT, Gradient, Sm100SparseConfig
+from .config import D_COLUMNS, STATISTICS_BYTES, UNIT, Gradient, Sm100SparseConfig
 from .context import Sm100SparseContext
 from .load import load
 from .maps import Maps, list_rows
 from .mma import mma
 from .reduce import reduce
-from .statistics import STATISTICS_BYTES
 
 ROLES = RoleTable(
     (

@@ -12,8 +12,6 @@ from ...bwd.lists import SparseContext
 from ...core.softmax import LOG2_E
 from ..stages import CTA_ROWS
 
-STATISTICS_BYTES = 2 * 4 * CTA_ROWS
-
 
 @cute.jit
 def store_statistics(context: SparseContext, work: SparseWork, first: Int32, threads: cutlass.Constexpr[int]):

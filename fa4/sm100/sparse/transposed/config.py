@@ -10,7 +10,7 @@ from ....bwd.lists_plan import SparseBackwardOptions
 from ....pipeline.smem import Tile
 from ....runtime.dsl import cutlass
 from ...stages import CTA_ROWS, PANEL_COLUMNS
-from ..statistics import STATISTICS_BYTES
+from ..config import STATISTICS_BYTES
 
 HEADS = CTA_ROWS  # of a tile: columns of scores
 KEYS = 128  # of a step: rows of scores

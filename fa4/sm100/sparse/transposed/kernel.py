@@ -25,8 +25,8 @@ from ....pipeline.smem import Region, SmemMap
 from ....pipeline.tma import TmaTile
 from ... import tmem
 from ...signals import SIGNALS
+from ..config import STATISTICS_BYTES
 from ..maps import Maps, list_rows
-from ..statistics import STATISTICS_BYTES
 from .compute import compute
 from .config import BY_COLUMNS, DS_TILE, HEADS, INSTANCES, WORD_COLUMNS, Sm100TransposedConfig
 from .context import Sm100TransposedContext

@@ -128,11 +128,11 @@ def issue_dq(
     right = SmemOperand(DS_TILE, Major.MN)
     product = Umma(low.dtype, n=HEADS, k=BY_KEYS.rows, b=right, a=SmemOperand(BY_KEYS, Major.MN))
     for tile in cutlass.range(cfg.dq_tiles, unroll=1):
-        for half in range(2):
+        for half in cutlass.range_constexpr(2):
             left.wait()
             with cute.arch.elect_one():
                 a, b = low.by_keys + left.stage * STAGE_WORDS, low.ds + half * (DS_TILE.nbytes // 2 >> 4)
-                product.issue(low.dq + tile * HEADS, a, b, accumulate if half == 0 else True)
+                product.issue(low.dq + tile * HEADS, a, b, accumulate if const_expr(half == 0) else True)
                 left.commit()
             left = left.next()
     if const_expr(cfg.q_tile.panels % 2):

@@ -112,7 +112,7 @@ def issue_panels(
         is_dv, of_dk = Boolean(panel < operands.dv_panels), panel - operands.dv_panels
         left = Int32(cutlass.select_(is_dv, operands.p, operands.ds))
         right = cutlass.select_(is_dv, operands.do + panel * WORDS, operands.q + of_dk * WORDS)
-        for instance in range(INSTANCES):
+        for instance in cutlass.range_constexpr(INSTANCES):
             drained.wait(instance)
             column = instance * SUM_COLUMNS
             with cute.arch.elect_one():
