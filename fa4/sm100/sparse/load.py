@@ -15,11 +15,11 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from ...bwd.device.list_work import SparseWork, work_tile
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ...pipeline.tma import TmaTile, descriptor_of, tma_gather, tma_load, tma_load_panel
+from ...pipeline.tma import TmaTile, descriptor_of, tma_load, tma_load_panel
 from ..stages import CTA_ROWS, PAIR, PANEL_COLUMNS
 from .config import TILE_N, UNIT, Gradient, Product, Sm100SparseConfig
 from .context import Sm100SparseContext
-from .rows import ROWS, RowNumbers
+from .rows import ROWS, RowNumbers, gather_if
 
 _LANES = CTA_ROWS // ROWS  # that load a stage
 
@@ -138,13 +138,5 @@ def gather(
     address = context.smem.address("right") + operands.stage * UNIT.nbytes
     address += cute.arch.lane_idx() * (ROWS * PANEL_ROW_BYTES)
     exists = Boolean(cute.arch.lane_idx() < _LANES)
-    _gather(exists, descriptor, numbers, panel * PANEL_COLUMNS, address, operands.barrier())
+    gather_if(exists, descriptor, numbers, panel * PANEL_COLUMNS, address, operands.barrier(), PAIR)
     return operands.next()
-
-
-@cute.jit
-def _gather(
-    exists: Boolean, descriptor: Int64, rows: list[Int32], column: Int32, address: Int32, barrier: cute.Pointer
-):
-    if exists:
-        tma_gather(descriptor, rows, column, address, barrier, PAIR)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32, Int64
 
 from ...bwd.device.list_work import SparseWork
 from ...bwd.lists import SparseContext
 from ...core.constant import Constant
+from ...pipeline.tma import tma_gather
 
 ROWS = 4  # of an instruction
 
@@ -38,3 +40,18 @@ class RowNumbers(Constant):
 
     def of_group(self, group: int) -> list[Int32]:
         return [self.values[group * ROWS + i] for i in range(ROWS)]
+
+
+@cute.jit
+def gather_if(
+    exists: Boolean,
+    descriptor: Int64,
+    rows: list[Int32],
+    column: Int32,
+    address: Int32,
+    barrier: cute.Pointer,
+    ctas: cutlass.Constexpr[int],
+):
+    """`tma_gather` of the threads that have rows."""
+    if exists:
+        tma_gather(descriptor, rows, column, address, barrier, ctas)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, const_expr
 
 from ....bwd.device.list_work import SparseWork, work_tile
 from ....pipeline.cursor import Cursor, produce
 from ....pipeline.smem import PANEL_ROW_BYTES
-from ....pipeline.tma import descriptor_of, tma_gather, tma_load_panel
+from ....pipeline.tma import descriptor_of, tma_load_panel
 from ...stages import PANEL_COLUMNS, STAGE_BYTES
-from ..rows import ROWS, RowNumbers
+from ..rows import ROWS, RowNumbers, gather_if
 from .config import HEADS, KEYS, KEYS_PANEL
 from .context import ListsForwardContext
 
@@ -64,14 +64,6 @@ def load_block(context: ListsForwardContext, keys: Cursor, own: RowNumbers) -> C
         address += cute.arch.lane_idx() * (ROWS * PANEL_ROW_BYTES)  # the panels of a stage lie one after the other
         column = (2 * stage + cute.arch.lane_idx() // _LANES) * PANEL_COLUMNS
         exists = Boolean(cute.arch.lane_idx() < count * _LANES)
-        _gather(exists, descriptor, own.of_group(0), column, address, keys.barrier())
+        gather_if(exists, descriptor, own.of_group(0), column, address, keys.barrier(), 1)
         keys = keys.next()
     return keys
-
-
-@cute.jit
-def _gather(
-    exists: Boolean, descriptor: Int64, rows: list[Int32], column: Int32, address: Int32, barrier: cute.Pointer
-):
-    if exists:
-        tma_gather(descriptor, rows, column, address, barrier, 1)
