@@ -1,8 +1,8 @@
 """Predicted time of the backward of attention to lists of latents: all kernels of a package, one after the other.
 
-One list with two numbers of keys gives the rate of a kernel, two lists give the cost of a list. Kernels without
-products take their recorded cycles of all lists and keys, shared by all multiprocessors, or their bytes at the rate of
-DRAM.
+One list with two numbers of keys gives the rate of a kernel. Several lists, more than run at a time, give the cost of a
+list. Kernels without products take their recorded cycles of all lists and keys, shared by all multiprocessors, or their
+bytes at the rate of DRAM.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _KEYS = 512  # of the shorter list; twice as many is the longer one
 _CACHED = 2048  # keys that a recorded list chooses from
 _COLUMNS = ROPE + LATENT
 _SMS = 2
+_LISTS = 3  # more than _SMS, so that one multiprocessor has two of them, or a pair has all
 # Bytes for each listed key and query head that a main kernel exchanges with device memory: flash-attn-4 reads P, writes
 # dS, and reads dS for dQ and for dK of the columns that are no values.
 _EXCHANGED = {"flash-attn-4": (4, 2, 2)}
@@ -42,15 +43,15 @@ _GATHERED = (_COLUMNS + LATENT) * (2 * 2 + 2 + 4 + 3 * 4)
 
 @dataclass(frozen=True)
 class _Launches:
-    """The same kernel for (lists, keys) of (1, _KEYS), (1, 2 * _KEYS) and (2, _KEYS)."""
+    """The same kernel for (lists, keys) of (1, _KEYS), (1, 2 * _KEYS) and (_LISTS, _KEYS)."""
 
     fewer: Times
     more: Times
-    twice: Times
+    several: Times
 
     @property
     def times(self) -> tuple[Times, ...]:
-        return self.fewer, self.more, self.twice
+        return self.fewer, self.more, self.several
 
     @property
     def ctas(self) -> int:
@@ -64,7 +65,8 @@ class _Launches:
     def costs(self) -> tuple[float, float, float]:
         """Return the cycles before the first list of a slot, of a list of _KEYS keys, and of a key."""
         of_key = (self.more.cycles - self.fewer.cycles) / _KEYS
-        of_list = self.twice.cycles - self.fewer.cycles
+        rounds = math.ceil(_LISTS / max(_SMS // self.ctas, 1))
+        of_list = (self.several.cycles - self.fewer.cycles) / (rounds - 1)
         return self.fewer.cycles - of_list, of_list, of_key
 
     def cycles(self, problem: Latents, lists: int, sms: int) -> float:
@@ -101,7 +103,7 @@ def predict_latent_gradients(problem: Latents, package: str = "fa4", chip: str =
         )
     table = chip_table(chip)
     recorded = partial(_recorded, chip, package, problem.heads)
-    launched = [recorded(1, _KEYS), recorded(1, 2 * _KEYS), recorded(2, _KEYS)]
+    launched = [recorded(1, _KEYS), recorded(1, 2 * _KEYS), recorded(_LISTS, _KEYS)]
     kernels = [
         _Launches(*(replay(record, chip=table) for record in records)) for records in zip(*launched, strict=True)
     ]
@@ -134,7 +136,8 @@ def _by_dram(nbytes: float, table: ChipTable) -> float:
 
 def _part(kernel: _Launches, cycles: float, computing: float, problem: Latents, table: ChipTable) -> Prediction:
     """Prediction of one main kernel."""
-    samples = [Sample.of(times, lists) for times, lists in zip(kernel.times, (1, 1, 2))]
+    counts = zip(kernel.times, (1, 1, _LISTS))
+    samples = [Sample.of(times, lists * kernel.ctas / times.sms) for times, lists in counts]
     busy = {name: share * computing / cycles for name, share in steady(kernel.times, samples, CtaCost.fitted).items()}
     if computing < cycles:
         busy = {"dram": 1.0} | busy
@@ -147,12 +150,12 @@ def _part(kernel: _Launches, cycles: float, computing: float, problem: Latents, 
 def _auxiliary(kernel: _Launches, problem: Latents, table: ChipTable) -> float:
     """Cycles of a kernel without products, of which a part increases with the lists and the rest with all keys."""
 
-    def whole(fewer: float, twice: float) -> float:
-        of_list = max(twice - fewer, 0.0)
+    def whole(fewer: float, several: float) -> float:
+        of_list = max(several - fewer, 0.0) / (_LISTS - 1)
         return of_list * problem.rows + max(fewer - of_list, 0.0) * problem.cached / _CACHED
 
-    computing = whole(kernel.fewer.cycles, kernel.twice.cycles) * kernel.fewer.sms / table.sms
-    moved = _by_dram(whole(kernel.fewer.global_bytes, kernel.twice.global_bytes), table)
+    computing = whole(kernel.fewer.cycles, kernel.several.cycles) * kernel.fewer.sms / table.sms
+    moved = _by_dram(whole(kernel.fewer.global_bytes, kernel.several.global_bytes), table)
     return table.numbers["launch"].value + max(computing, moved, kernel.fewer.cycles)
 
 

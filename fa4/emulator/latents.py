@@ -23,10 +23,11 @@ from warpcheck.timing.replay import replay
 
 from fa4.emulator.attention import PACKAGES
 from fa4.emulator.predict import Prediction, plan_on, steady
-from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
+from fa4.runtime.spec import AttentionSpec, CacheSpec, Flags, ProblemSize
 
 HEADS, ROPE, LATENT = 128, 64, 512  # heads of flash-attn-4
 _KEYS = 1024  # of the shorter replay
+_MANY_LISTS = 4096  # of a whole call, of which one or two are recorded
 _STEP = 128  # keys of flash-attn-4
 _CUDNN, _CUDNN_HEADS = "cudnn-frontend", 64
 
@@ -99,10 +100,9 @@ def _tiles(problem: Latents, flops: float) -> list[float]:
 
 def _tiles_of_plan(problem: Latents, flops: float, chip: str) -> tuple[list[float], float]:
     """The same of fa4's plan, and the cycles of the kernel that joins the parts."""
-    if problem.cached:  # each query is a sequence, and its list the page table
+    if problem.cached:  # a list is a tile
         lists = problem.batch * problem.rows
-        work, _ = _tiles_of_plan(Latents(lists, 1, problem.keys, False, problem.heads), flops, chip)
-        return work, selection_cycles(chip, problem.keys, lists)
+        return [flops * problem.keys / _KEYS] * lists, selection_cycles(chip, problem.keys, lists)
     spec = AttentionSpec(
         torch.bfloat16, ROPE + LATENT, LATENT, problem.heads, 1, 0.1, v_in_k=True, cache=CacheSpec(),
         window_right=0 if problem.causal else None,
@@ -179,12 +179,21 @@ def _flash_attn_4(normal: Normal, heads: int, keys: int, causal: bool, lists: Te
 
 def _fa4(normal: Normal, heads: int, keys: int, causal: bool, lists: Tensor | None) -> None:
     import fa4
+    from fa4.sparse import native
 
     q, k = normal(1, heads, ROPE + LATENT), normal(keys, 1, ROPE + LATENT)
     if lists is None:
         fa4.flash_attn_with_kvcache(q, k, k[..., :LATENT], causal=causal, num_splits=1)
         return
-    k = k.flatten(0, 1)[:, None]  # pages of one row
+    k = k.flatten(0, 1)[:, None]
+    flags, heads_of_list = Flags(softmax_scale=(ROPE + LATENT) ** -0.5), (q[:, 0], k[:, 0], k[:, 0, :, :LATENT])
+    backend = native.forward_backend_of(*heads_of_list, heads, _MANY_LISTS, flags)
+    if backend is not None:
+        first = torch.arange(len(lists), dtype=lists.dtype)[:, None] * keys
+        count = torch.full((len(lists), 1), keys, dtype=torch.int32)
+        native.forward(backend, *heads_of_list[:2], (lists + first)[:, None], count, LATENT, flags.softmax_scale)
+        return
+    # Pages of one row.
     used = torch.full((len(q),), keys, dtype=torch.int32)
     options = dict(page_table=lists, cache_seqlens=used, num_splits=1)
     fa4.flash_attn_with_kvcache(q, k, k[..., :LATENT], **options)

@@ -62,6 +62,16 @@ class ForwardOptions(variant.Variant):
         """Whether the CTAs of a persistent grid take tiles by a counter, so late CTAs have no tiles of their own."""
         return False
 
+    @property
+    def snake(self) -> bool:
+        """Whether odd rounds of a persistent grid visit the CTAs in reverse order."""
+        return False
+
+    @property
+    def merges_l2_groups(self) -> bool:
+        """Whether the last L2 group has all (batch, head) pairs that are left, see `LaunchSizes.most_l2_groups`."""
+        return self.snake or self.has_counter
+
     @staticmethod
     def options(spec: AttentionSpec, packed_heads: int, splits: int) -> dict[str, Any]:
         """Return the fields by name, for a record that extends this one."""
@@ -126,16 +136,6 @@ class ForwardVariant(ForwardOptions):
 
         @property
         def o_tile(self) -> Tile: ...
-
-    @property
-    def snake(self) -> bool:
-        """Whether odd rounds of a persistent grid visit the CTAs in reverse order."""
-        return False
-
-    @property
-    def merges_l2_groups(self) -> bool:
-        """Whether the last L2 group has all (batch, head) pairs that are left, see `LaunchSizes.most_l2_groups`."""
-        return self.snake or self.has_counter
 
     @property
     def rows_per_query(self) -> int:

@@ -176,22 +176,23 @@ def load(address: Int32 | int, columns: int) -> list[Float32]:
 QUAD_ROWS = 8  # that a warp has of 8 columns, four threads each
 
 
-def load_quads(address: Int32 | int, columns: int) -> list[list[list[Float32]]]:
-    """Whole warp: load `columns` columns of its 32 lanes, four threads of which share a row: thread t has columns
+def load_quad_rows(address: Int32 | int, columns: int) -> list[list[list[Float32]]]:
+    """Whole warp: load `columns` columns of 16 lanes, four threads of which share a row: thread t has columns
     2 (t % 4) and the next of every 8. Valid after `wait_loads()`.
 
-    Returns, for the rows t // 4, t // 4 + 8, + 16 and + 24, the two values of every 8 columns.
+    Returns, for the rows t // 4 and t // 4 + 8, the two values of every 8 columns.
     """
     count = columns // 2
-    rows: list[list[list[Float32]]] = []
-    for half in range(2):
-        kind = ir.VectorType.get([count], Int32.mlir_type)
-        lanes = Int32(address) + (16 * half << 16)
-        loaded = nvvm.tcgen05_ld(kind, nvvm.Tcgen05LdStShape.SHAPE_16X256B, pointer(lanes))
-        floats = llvm.bitcast(ir.VectorType.get([count], Float32.mlir_type), loaded)
-        values = [Float32(vector.extract(floats, [], [i])) for i in range(count)]
-        rows += [[values[i : i + 2] for i in range(first, count, 4)] for first in (0, 2)]
-    return rows
+    kind = ir.VectorType.get([count], Int32.mlir_type)
+    loaded = nvvm.tcgen05_ld(kind, nvvm.Tcgen05LdStShape.SHAPE_16X256B, pointer(Int32(address)))
+    floats = llvm.bitcast(ir.VectorType.get([count], Float32.mlir_type), loaded)
+    values = [Float32(vector.extract(floats, [], [i])) for i in range(count)]
+    return [[values[i : i + 2] for i in range(first, count, 4)] for first in (0, 2)]
+
+
+def load_quads(address: Int32 | int, columns: int) -> list[list[list[Float32]]]:
+    """The same of the warp's 32 lanes: for the rows t // 4, t // 4 + 8, + 16 and + 24."""
+    return load_quad_rows(address, columns) + load_quad_rows(Int32(address) + (16 << 16), columns)
 
 
 def load_and_maximum(address: Int32 | int, columns: int) -> tuple[list[Float32], Float32]:

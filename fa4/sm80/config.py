@@ -70,7 +70,6 @@ class Sm80ForwardConfig(Sm80Config, ForwardOptions):
     tiles: ForwardTiles
     ctas: ClassVar[int] = 1
     persistent: ClassVar[bool] = False
-    snake: ClassVar[bool] = False
 
     @property
     def rows(self) -> int:

@@ -1,9 +1,9 @@
 """Attention of each query to the rows of its own list, and its gradients.
 
-Forward: a query with the heads that share a list is a sequence of one token in a cache with pages of one row, and the
-list is its page table. Backward: by a kernel for lists, if the chip has one (`native`). Otherwise K and V of some
-queries are gathered, the usual backward runs with the heads of a query as its rows, and the gradients of gathered rows
-are added to those of the rows they came from.
+Forward: by a kernel for lists, if the chip has one for the call (`native`). Otherwise a query with the heads that
+share a list is a sequence of one token in a cache with pages of one row, and the list is its page table. Backward: by
+a kernel for lists, if the chip has one. Otherwise K and V of some queries are gathered, the usual backward runs with
+the heads of a query as its rows, and the gradients of gathered rows are added to those of the rows they came from.
 """
 
 from __future__ import annotations
@@ -131,11 +131,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, flags: Flags) -> 
     if not (pattern.keep and q.numel() and k.shape[0] and pattern.layout.batch):
         lse = q.new_full(q.shape[:2], -torch.inf, dtype=compute_dtype(q.dtype))
         return q.new_zeros(*q.shape[:2], v.shape[-1]), lse
+    parts = q.shape[0] * pattern.lists * heads.keys_of_list
+    backend = native.forward_backend_of(q, k, v, heads.group, parts, flags) if by_kernel else None
     k_rows, v_rows = heads.of_rows(k)[:, None], heads.of_rows(v)[:, None]
     step = max(LISTED_ROWS // (pattern.keep * pattern.lists), 1)
     results = []
     for first in range(0, q.shape[0], step):
         rows, count = pattern.rows(first, min(first + step, q.shape[0]), heads, by_kernel)
+        if backend is not None:
+            q_part, k_part = q[first : first + step], k_rows[:, 0]
+            results.append(native.forward(backend, q_part, k_part, rows, count, v.shape[-1], flags.softmax_scale))
+            continue
         out, lse = flash_attn_with_kvcache(
             heads.by_list(q[first : first + step])[:, None], k_rows, v_rows, page_table=rows.flatten(0, 1),
             cache_seqlens=count.flatten(), softmax_scale=flags.softmax_scale, return_lse=True, backend=flags.backend,

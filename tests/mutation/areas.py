@@ -301,6 +301,7 @@ AREAS = (
             "tests/sm90/test_sparse.py",
             "tests/sm90/test_sparse_front.py",
             "tests/sm100/test_sparse.py",
+            "tests/sm100/test_sparse_forward.py",
         ),
     ),
     Area(

@@ -12,16 +12,19 @@ pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is bu
 import fa4
 from fa4.emulator import emulate
 from fa4.sm100.sparse import plan
-from fa4.sm100.sparse.config import Gradient
+from fa4.sm100.sparse.config import Gradient, Sm100SparseConfig
+from fa4.sm100.sparse.transposed.config import Place, Sm100TransposedConfig
 from tests import lists
 from tests.lists import Lists, draw
 
 check = functools.partial(lists.check, backend="sm100", chip="sm_100a")
 CASES = (
     Lists(128, counts=(200, 0, 70), head_dim=576, head_dim_v=512),  # latents
-    Lists(64, counts=(128, 1, 64), head_dim=576, head_dim_v=512, has_dlse=False),  # one CTA has no heads of its own
+    Lists(64, counts=(128, 1, 400), head_dim=576, head_dim_v=512, rows=500, longest=400, has_dlse=False),
+    Lists(65, tokens=2, head_dim=576, head_dim_v=576, has_dlse=False),  # one CTA of a pair has one head
     Lists(100, tokens=2, heads=2, head_dim=192, head_dim_v=64, dtype=torch.float16, has_dlse=False),
     Lists(16, lists=2, head_dim=64, head_dim_v=576, dtype=torch.float16),
+    Lists(64, tokens=2, counts=(0, 129), head_dim=576, head_dim_v=64, dtype=torch.float16),
     Lists(200, tokens=2, has_dlse=False),  # two pairs share a list
     Lists(1, tokens=4, lists=3, heads=2, head_dim=256, head_dim_v=128),
 )
@@ -34,20 +37,21 @@ def test_gradients(case, seed):
 
 
 @pytest.mark.rotates(2)
-@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=str)
 def test_deterministic_gradients(case, seed):
     lists.check_equal_bits(check, case, seed)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(len(CASES)))
 def test_random_lists(part, seed):
     lists.check_random(check, CASES[part], seed, draws=6, longest=400, rows=420, tokens=3)
 
 
-def test_values_that_are_columns_of_the_keys(seed):
+@pytest.mark.parametrize("group", [128, 64])
+def test_values_that_are_columns_of_the_keys(group, seed):
     """Rows of v then have the distance of those of k."""
-    drawn = draw(Lists(128, tokens=1, head_dim=192, head_dim_v=128, counts=(150,)), seed)
+    drawn = draw(Lists(group, tokens=1, head_dim=192, head_dim_v=128, counts=(150,)), seed)
     drawn = draw_latent(drawn, seed)
     check(drawn, seed, "random", "latent")
 
@@ -101,7 +105,34 @@ def test_one_row_of_two_pairs_is_not_served_in_order():
 
 
 def test_products_of_dq_stand_between_those_that_leave_tensor_memory():
-    cfg = plan._config(torch.bfloat16, 128, 576, 512, False, False, fa4.runtime.device.chip_by_target("sm_100a"))
+    cfg = _config(128)
     letters = {Gradient.DV: "v", Gradient.DK: "k", Gradient.DQ: "q"}
     assert "".join(letters[product.gradient] for product in cfg.products) == "vvqvqvqkqkqkkk"
     assert [product.drains for product in cfg.products if product.drains is not None] == list(range(9))
+
+
+@pytest.mark.parametrize(("group", "kind"), [(64, Sm100TransposedConfig), (65, Sm100SparseConfig)])
+def test_up_to_64_heads_are_columns_of_products(group, kind):
+    assert type(_config(group)) is kind
+
+
+def _config(group, head_dim=576, head_dim_v=512):
+    chip = fa4.runtime.device.chip_by_target("sm_100a")
+    return plan._config(torch.bfloat16, group, head_dim, head_dim_v, False, False, chip)
+
+
+def test_panels_of_sums_are_beside_the_scores_that_they_do_not_overwrite():
+    cfg = _config(64)
+    places = [panel.place for panel in cfg.panels]
+    beside_s, beside_dp = cfg.beside
+    assert (beside_s, beside_dp) == (5, 6)  # of 17, as S and dP read 9 and 8 of 26 panels
+    assert places[:beside_s] == [Place.DP] * 5 and places[beside_s:-6] == [Place.S] * 6
+    assert places[-6:] == [Place.S, Place.DP] * 3
+    assert [(panel.is_dv, panel.number) for panel in cfg.panels[7:9]] == [(True, 7), (False, 0)]
+
+
+@pytest.mark.parametrize("head_dim", range(64, 577, 64))
+def test_a_ring_of_four_stages_fits_beside_all_heads(head_dim):
+    for head_dim_v in range(64, 577, 64):
+        cfg = _config(64, head_dim, head_dim_v)
+        assert 4 <= cfg.ring_stages <= 8 and sum(cfg.beside) < cfg.sums == len(cfg.panels)

@@ -25,15 +25,22 @@ def launch(cycles, clusters, nbytes=0, ctas=2):
 
 def test_lists_of_a_pair_follow_each_other():
     """100 cycles before the first list, 1000 for one of 512 keys, 1500 for one of 1024."""
-    kernel = _Launches(launch(1100, 1), launch(1600, 1), launch(2100, 2))
+    kernel = _Launches(launch(1100, 1), launch(1600, 1), launch(3100, 3))
     assert not kernel.owns_keys
     problem = Latents(1, 148, 2048, causal=False, cached=4096)
     assert kernel.cycles(problem, 148, 148) == 100 + 2 * (1000 + 1500)  # 74 pairs
 
 
+def test_lists_of_single_ctas_run_at_a_time_on_two_multiprocessors():
+    """The third list follows the first one: the same times as of a pair."""
+    kernel = _Launches(launch(1100, 1, ctas=1), launch(1600, 1, ctas=1), launch(2100, 3, ctas=1))
+    problem = Latents(1, 148, 2048, causal=False, cached=4096)
+    assert kernel.cycles(problem, 148, 148) == 100 + 1000 + 1500
+
+
 def test_tiles_of_keys_fill_the_chip():
     """A cluster has 128 keys of a list, 200 cycles each."""
-    kernel = _Launches(launch(900, 4), launch(1700, 8), launch(1700, 8))
+    kernel = _Launches(launch(900, 4), launch(1700, 8), launch(2500, 12))
     assert kernel.owns_keys
     problem = Latents(1, 10, 2048, causal=False, cached=4096)
     assert kernel.cycles(problem, 10, 148) == 100 + math.ceil(10 * 16 / 74) * 200
@@ -42,7 +49,7 @@ def test_tiles_of_keys_fill_the_chip():
 def test_a_kernel_without_products_grows_with_the_lists_and_with_the_keys():
     """Of 10000 cycles, 4000 are those of a list."""
     table = chip_table("sm_100a")
-    kernel = _Launches(launch(10000, 1), launch(10000, 1), launch(14000, 1))
+    kernel = _Launches(launch(10000, 1), launch(10000, 1), launch(18000, 1))
     found = _auxiliary(kernel, Latents(1, 1000, 2048, causal=False, cached=4 * 2048), table)
     assert found == table.numbers["launch"].value + (1000 * 4000 + 4 * 6000) * 2 / table.sms
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 from ...bwd.device.list_work import SparseWork, work_tile
-from ...bwd.kernels.statistics import LANES, row_delta
 from ...core.scoring import Scoring
-from ...core.softmax import LOG2_E
 from ...core.vec_io import pack_half, store_vec
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.ends import Ends
@@ -29,6 +27,7 @@ from ..stages import CTA_ROWS, PANEL_COLUMNS
 from .config import COLUMNS, D_COLUMNS, Gradient
 from .context import Sm100SparseContext
 from .load import rank_of
+from .statistics import store_statistics
 
 _THREADS = 8 * WARP
 
@@ -37,7 +36,7 @@ _THREADS = 8 * WARP
 def compute(context: Sm100SparseContext):
     ends, work, rank = context.ends("compute"), work_tile(context), rank_of()
     if work.count > 0:
-        store_statistics(context, work, rank)
+        store_statistics(context, work, work.first + rank * CTA_ROWS, _THREADS)
         cute.arch.barrier(barrier_id=context.statistics_stored, number_of_threads=_THREADS)
         statistics = context.smem.pointer("statistics", Float32)
         rows = cute.make_tensor(statistics, cute.make_layout(2 * CTA_ROWS))
@@ -71,28 +70,6 @@ def key_half() -> Int32:
 def own_head() -> Int32:
     """This thread's row among the heads of its CTA."""
     return cute.arch.thread_idx()[0] % CTA_ROWS
-
-
-@cute.jit
-def store_statistics(context: Sm100SparseContext, work: SparseWork, rank: Int32):
-    """Store -lse * log2(e) and -delta of this CTA's heads to shared memory; -inf and 0 of heads without keys, and of
-    rows without a head: their P and dS are 0."""
-    cfg, t, thread = context.cfg, context.args.tensors, cute.arch.thread_idx()[0]
-    out, dout = work.matrix(t.out), work.matrix(t.dout)
-    statistics = cute.make_tensor(context.smem.pointer("statistics", Float32), cute.make_layout(2 * CTA_ROWS))
-    for first in cutlass.range_constexpr(0, CTA_ROWS, _THREADS // LANES):
-        row = first + thread // LANES
-        head = work.first + rank * CTA_ROWS + row
-        exists = Boolean(head < cfg.group)
-        index = work.part * cfg.group + cutlass.min(head, cfg.group - 1)
-        minus_delta = -row_delta(out, dout, head, exists, cfg)
-        if const_expr(t.dlse is not None):
-            minus_delta = minus_delta + t.dlse[work.token, index]
-        lse = t.lse[work.token, index]
-        has_keys = exists & (lse != -Float32.inf)
-        if thread % LANES == 0:
-            statistics[row] = Float32(cutlass.select_(has_keys, lse * -LOG2_E, -Float32.inf))
-            statistics[CTA_ROWS + row] = Float32(cutlass.select_(has_keys, minus_delta, Float32(0.0)))
 
 
 @cute.jit

@@ -17,6 +17,7 @@ COLUMNS = PAIR * PANEL_COLUMNS  # of a product with a gradient
 D_COLUMNS = COLUMNS // PAIR  # that it takes in tensor memory, as S and dP do
 RESERVED_BYTES = 1 << 10  # of shared memory: barriers, row statistics
 MOST_COLUMNS = 576
+STATISTICS_BYTES = 2 * 4 * CTA_ROWS  # of a CTA's heads
 LEAST_STAGES = 8  # of a ring that hides the latency of loads
 
 
@@ -109,8 +110,3 @@ class Sm100SparseConfig(SparseBackwardOptions):
     def _stages_beside(self, nbytes: int) -> int:
         used = self.q_tile.nbytes + 2 * self.by_heads.nbytes + self.by_keys.nbytes + nbytes
         return (self.smem_bytes - used - RESERVED_BYTES) // UNIT.nbytes
-
-    @property
-    def statistics_bytes(self) -> int:
-        """-lse * log2(e) and -delta of a CTA's heads."""
-        return 2 * 4 * CTA_ROWS

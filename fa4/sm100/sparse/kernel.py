@@ -15,10 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass.cute as cute
-
 from ...bwd.lists import SparseArguments, SparseBackwardKernel, SparseTensors
-from ...core.arguments import ALIGNMENT
 from ...pipeline import kernel as kernels
 from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, ClusterSharing, Implied
 from ...pipeline.roles import Role, RoleTable
@@ -28,9 +25,10 @@ from .. import tmem
 from ..signals import SIGNALS
 from ..stages import PAIR
 from .compute import compute
-from .config import D_COLUMNS, UNIT, Gradient, Sm100SparseConfig
-from .context import Maps, Sm100SparseContext
+from .config import D_COLUMNS, STATISTICS_BYTES, UNIT, Gradient, Sm100SparseConfig
+from .context import Sm100SparseContext
 from .load import load
+from .maps import Maps, list_rows
 from .mma import mma
 from .reduce import reduce
 
@@ -88,7 +86,7 @@ def smem_map(cfg: Sm100SparseConfig, table: ChannelTable) -> SmemMap:
         Region("dS", cfg.by_heads.nbytes, align=1024),
         Region("dS_keys", cfg.by_keys.nbytes, align=1024),
         Region("right", cfg.ring_stages * UNIT.nbytes, align=1024),
-        Region("statistics", cfg.statistics_bytes),
+        Region("statistics", STATISTICS_BYTES),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),
     )
@@ -104,16 +102,9 @@ class Sm100SparseBackward(SparseBackwardKernel[Sm100SparseConfig]):
     """The kernel and its launch."""
 
     def maps(self, tensors: SparseTensors, cfg: Sm100SparseConfig) -> Maps:
-        matrices = tensors.q, tensors.dout, _rows(tensors.k), _rows(tensors.v)
+        matrices = tensors.q, tensors.dout, list_rows(tensors.k), list_rows(tensors.v)
         tiles = cfg.q_tile, cfg.do_tile, cfg.k_tile, cfg.v_tile
         return Maps(*(TmaTile.load(x, tile, PAIR).map for x, tile in zip(matrices, tiles)))
-
-
-def _rows(x: cute.Tensor) -> cute.Tensor:
-    """View k or v, whose heads follow each other at equal distances, as (rows times heads, columns)."""
-    rows, heads, columns = x.shape
-    row = cute.assume(x.stride[0] // heads, divby=ALIGNMENT * 8 // x.element_type.width)
-    return cute.make_tensor(x.iterator, cute.make_layout((rows * heads, columns), stride=(row, x.stride[2])))
 
 
 KERNEL = Sm100SparseBackward(

@@ -8,23 +8,20 @@ Signals: load_mma_{Q,dO,right}.full
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...bwd.device.list_work import SparseWork, work_tile
-from ...core.constant import Constant
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ...pipeline.tma import TmaTile, descriptor_of, tma_gather, tma_load, tma_load_panel
+from ...pipeline.tma import TmaTile, descriptor_of, tma_load, tma_load_panel
 from ..stages import CTA_ROWS, PAIR, PANEL_COLUMNS
-from .config import UNIT, Gradient, Product, Sm100SparseConfig
+from .config import TILE_N, UNIT, Gradient, Product, Sm100SparseConfig
 from .context import Sm100SparseContext
+from .rows import ROWS, RowNumbers, gather_if
 
-_ROWS = 4  # of an instruction
-_LANES = CTA_ROWS // _ROWS  # that load a stage
+_LANES = CTA_ROWS // ROWS  # that load a stage
 
 
 @cute.jit
@@ -36,15 +33,15 @@ def load(context: Sm100SparseContext):
         if const_expr(context.cfg.keeps_do):
             load_heads(context, work, rank, "do", "dO", produce(ends.load_mma_dO))
         operands = produce(ends.load_mma_right)
-        own, after = Numbers.of(1), Numbers.of(1)
-        both = Numbers.of(PAIR)
-        own.load(context, work, Int32(0), rank)
+        own, after = RowNumbers.of(1), RowNumbers.of(1)
+        both = RowNumbers.of(PAIR)
+        own.load(context, work, first_keys(Int32(0), [rank]))
         operands = load_keys(context, operands, "k", own, rank)
         steps = work.blocks(context)
         own_do = None if const_expr(context.cfg.keeps_do) else work
         for i in cutlass.range(steps, unroll=1):
-            after.load(context, work, i + 1, rank)
-            both.load(context, work, i, Int32(0))
+            after.load(context, work, first_keys(i + 1, [rank]))
+            both.load(context, work, first_keys(i, range(PAIR)))
             operands = load_keys(context, operands, "v", own, rank, own_do)
             if i + 1 < steps:
                 operands = load_keys(context, operands, "k", after, rank)
@@ -58,31 +55,10 @@ def rank_of() -> Int32:
     return cute.arch.make_warp_uniform(Int32(cute.arch.block_idx()[0]) % PAIR)
 
 
-@dataclass(frozen=True)
-class Numbers(Constant):
-    """Numbers of the rows that this thread loads: four of each group of 64 keys of a step."""
-
-    values: cute.Tensor
-    groups: int
-
-    @staticmethod
-    def of(groups: int) -> Numbers:
-        return Numbers(cute.make_rmem_tensor(groups * _ROWS, Int32), groups)
-
-    def load(self, context: Sm100SparseContext, work: SparseWork, step: Int32, first_group: Int32) -> None:
-        heads = cute.size(context.args.tensors.k, mode=[1])
-        for group in range(self.groups):
-            first = step * context.cfg.tile_n + (first_group + group) * CTA_ROWS
-            first += cute.arch.lane_idx() % _LANES * _ROWS
-            for i in range(_ROWS):
-                self.values[group * _ROWS + i] = work.key_row(context, first + i) * heads + work.head
-
-    def copy(self, other: Numbers) -> None:
-        for i in range(self.groups * _ROWS):
-            self.values[i] = other.values[i]
-
-    def of_group(self, group: int) -> list[Int32]:
-        return [self.values[group * _ROWS + i] for i in range(_ROWS)]
+def first_keys(step: Int32, groups: range | list[Int32]) -> list[Int32]:
+    """Return the first key of this thread in these groups of 64 keys of a step."""
+    lane = cute.arch.lane_idx() % _LANES * ROWS
+    return [step * TILE_N + group * CTA_ROWS + lane for group in groups]
 
 
 def load_heads(
@@ -102,7 +78,12 @@ def head_tile(cfg: Sm100SparseConfig, work: SparseWork, index: Int32 | int) -> I
 
 
 def load_keys(
-    context: Sm100SparseContext, operands: Cursor, name: str, own: Numbers, rank: Int32, work: SparseWork | None = None
+    context: Sm100SparseContext,
+    operands: Cursor,
+    name: str,
+    own: RowNumbers,
+    rank: Int32,
+    work: SparseWork | None = None,
 ) -> Cursor:
     """Load all columns of this CTA's keys of a step; with `work`, those of dO of its heads before them, panel by panel.
     Returns the cursor after them."""
@@ -116,7 +97,7 @@ def load_keys(
 
 
 def load_product(
-    context: Sm100SparseContext, work: SparseWork, operands: Cursor, product: Product, both: Numbers, rank: Int32
+    context: Sm100SparseContext, work: SparseWork, operands: Cursor, product: Product, both: RowNumbers, rank: Int32
 ) -> Cursor:
     """Load this CTA's columns of all heads, or of all keys of dQ. Returns the cursor after them."""
     tma = context.tma({Gradient.DV: "do", Gradient.DK: "q", Gradient.DQ: "k"}[product.gradient])
@@ -155,15 +136,7 @@ def gather(
     operands.wait()
     operands.expect_tx(UNIT.nbytes, rank)
     address = context.smem.address("right") + operands.stage * UNIT.nbytes
-    address += cute.arch.lane_idx() * (_ROWS * PANEL_ROW_BYTES)
+    address += cute.arch.lane_idx() * (ROWS * PANEL_ROW_BYTES)
     exists = Boolean(cute.arch.lane_idx() < _LANES)
-    _gather(exists, descriptor, numbers, panel * PANEL_COLUMNS, address, operands.barrier())
+    gather_if(exists, descriptor, numbers, panel * PANEL_COLUMNS, address, operands.barrier(), PAIR)
     return operands.next()
-
-
-@cute.jit
-def _gather(
-    exists: Boolean, descriptor: Int64, rows: list[Int32], column: Int32, address: Int32, barrier: cute.Pointer
-):
-    if exists:
-        tma_gather(descriptor, rows, column, address, barrier, PAIR)

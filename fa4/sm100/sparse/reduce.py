@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Int32, const_expr
 
 from ...bwd.device.list_work import SparseWork, work_tile
-from ...core.vec_io import add_floats, bits, store_vec
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.roles import WARP
 from .. import tmem
@@ -22,8 +21,7 @@ from ..stages import CTA_ROWS, PANEL_COLUMNS
 from .config import COLUMNS, Gradient, Product
 from .context import Sm100SparseContext
 from .load import rank_of
-
-_KEYS = WARP // tmem.QUAD_ROWS  # of a thread
+from .sums import KEYS_OF_THREAD, add_columns
 
 
 @cute.jit
@@ -31,13 +29,13 @@ def reduce(context: Sm100SparseContext):
     ends, work, rank = context.ends("reduce"), work_tile(context), rank_of()
     full = [consume(ends.mma_reduce_even), consume(ends.mma_reduce_odd)]
     for step in cutlass.range(work.blocks(context), unroll=1):
-        keys = [step * context.cfg.tile_n + rank * CTA_ROWS + key_of_thread(i) for i in range(_KEYS)]
+        keys = [step * context.cfg.tile_n + rank * CTA_ROWS + key_of_thread(i) for i in range(KEYS_OF_THREAD)]
         rows = [work.target_row(context, key) for key in keys]
         exists = [key < work.count for key in keys]
         for product in context.cfg.products:
             if const_expr(product.drains is not None):
                 parity = product.drains % 2
-                add_columns(context, work, product, full[parity], rows, exists)
+                add_product(context, work, product, full[parity], rows, exists)
                 full[parity] = full[parity].next()
 
 
@@ -51,7 +49,7 @@ def key_of_thread(i: int) -> Int32:
 
 
 @cute.jit
-def add_columns(
+def add_product(
     context: Sm100SparseContext,
     work: SparseWork,
     product: cutlass.Constexpr[Product],
@@ -60,9 +58,9 @@ def add_columns(
     exists: list,
 ):
     """Add this thread's part of a product's columns."""
-    cfg, t = context.cfg, context.args.tensors
+    cfg = context.cfg
     is_dv = const_expr(product.gradient is Gradient.DV)
-    target, columns = (t.dv, cfg.head_dim_v) if is_dv else (t.dk, cfg.head_dim)
+    columns = cfg.head_dim_v if is_dv else cfg.head_dim
     span = context.tmem.odd if const_expr(product.drains % 2) else context.tmem.even
     full.wait()
     values = tmem.load_quads(tmem.lane_address(span, _warp()), PANEL_COLUMNS)
@@ -70,19 +68,4 @@ def add_columns(
     full.arrive()
     first = product.part * COLUMNS + _warp() // 2 * PANEL_COLUMNS
     if first < columns:
-        for i in cutlass.range_constexpr(_KEYS):
-            if exists[i]:
-                pointer = target.iterator + cute.crd2idx((rows[i], work.head, first), target.layout)
-                pointer += cute.arch.lane_idx() % 4 * 2
-                for group in cutlass.range_constexpr(PANEL_COLUMNS // 8):
-                    pair = values[i][group]
-                    if const_expr(not is_dv):
-                        pair = [x * context.args.scale for x in pair]
-                    put(pointer + 8 * group, pair, cfg.deterministic)
-
-
-def put(pointer: cute.Pointer, pair: list[Float32], deterministic: bool) -> None:
-    if deterministic:
-        store_vec(pointer, [bits(x) for x in pair])
-    else:
-        add_floats(pointer, pair)
+        add_columns(context, work, is_dv, first, values, rows, exists)

@@ -34,12 +34,12 @@ class TileScheduler(Enum):
 class Sample:
     """Tiles, FLOPs of the products and cycles with a CTA: of one replayed SM, or the mean over SMs."""
 
-    tiles: int
+    tiles: float
     flops: float
     cycles: float
 
     @classmethod
-    def of(cls, times: Times, tiles: int) -> Sample:
+    def of(cls, times: Times, tiles: float) -> Sample:
         """Return the mean over the SMs of a launch. tiles: mean per SM, with one CTA each or one CTA for all.
 
         The cycles exclude the time in which an SM waits for the last CTA of the launch.
