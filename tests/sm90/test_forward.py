@@ -304,6 +304,9 @@ def test_the_schedule_of_a_problem(changes, rows, expected):
     spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, window_right=0, **changes)
     for chip in (CHIP, replace(CHIP, shared=True)):
         assert Sm90Forward(spec, ProblemSize(1, rows, 4096), chip).cfg.schedule is expected
+    # The CTAs of a part of a grid would take the tiles of all others by a counter.
+    sampled = Sm90Forward(spec, ProblemSize(1, rows, 4096), replace(CHIP, sampled=True)).cfg.schedule
+    assert sampled is (Schedule.PERSISTENT if expected is Schedule.COUNTED else expected)
 
 
 @pytest.mark.parametrize("changes, ctas", [({"cache": CacheSpec(page_size=128)}, 1), ({}, 2)], ids=str)

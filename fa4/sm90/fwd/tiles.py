@@ -19,6 +19,7 @@ from ...runtime.conditions import (
     NVFP4,
     PAIRS,
     RIGHT,
+    SAMPLED,
     SCATTERED,
     SHARED,
     TRACED,
@@ -201,6 +202,8 @@ SCHEDULES = (
          "d64 540 (510), (192, 128) 706 (650), d256 738 (707); d128 with 32/8 heads 663 (563)"),
     Rule("persistent", PAIRS | FEW | CACHE, Schedule.PERSISTENT,
          "d128 full 1k: 579 TFLOP/s; 508 by one CTA a tile. A counter for pairs: 0.86 at 1k, 0.97 at 4k, 1.00 at 16k"),
+    Rule("persistent, to predict a time", SAMPLED, Schedule.PERSISTENT,
+         "by a counter, the CTAs that run would take the tiles of all others"),
     Rule("counted", OTHERWISE, Schedule.COUNTED,
          "H200, full, d64 to d256, 512 to 16k tokens: 0.99 to 1.03 of the speed of a persistent grid. Beside a kernel "
          "on 8 of 132 SMs 0.94 to 1.05 of the speed that 124 SMs should have; a persistent grid 0.52 to 0.58"),
