@@ -100,7 +100,10 @@ Config config_from(PyObject* options) {
             const auto [raw, size] = bytes(value);
             c.params.assign(raw, raw + size);
         } else if (name == "regions") {
-            each(value, [&](PyObject* t) { c.regions.push_back({word(item(t, 0)), word(item(t, 1)), text(item(t, 2))}); });
+            each(value, [&](PyObject* t) {      // (address, bytes, name, address of the bytes on the host)
+                c.regions.push_back({word(item(t, 0)), word(item(t, 1)), text(item(t, 2)), reinterpret_cast<uint8_t*>(word(item(t, 3)))});
+                c.moved |= word(item(t, 3)) != word(item(t, 0));
+            });
             std::sort(c.regions.begin(), c.regions.end(), [](const Region& a, const Region& b) { return a.base < b.base; });
         } else if (name == "outputs") {     // (address, bytes, address of the record of writes)
             each(value, [&](PyObject* t) { c.outputs.push_back({word(item(t, 0)), word(item(t, 1)), reinterpret_cast<uint8_t*>(word(item(t, 2)))}); });

@@ -97,7 +97,12 @@ uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
             text += ", at " + hex(address) + ", far from all of them";
         fail(Check::OutOfBounds, text);
     }
-    return reinterpret_cast<uint8_t*>(address);
+    return on_host(address);
+}
+
+uint8_t* Engine::on_host(uint64_t address) const {
+    const Region* const region = config_.moved ? region_below(address) : nullptr;
+    return region && address < region->base + region->bytes ? region->data + (address - region->base) : reinterpret_cast<uint8_t*>(address);
 }
 
 Cta& Engine::shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const {
