@@ -53,6 +53,7 @@ Ref make_program(PyObject* arguments) {
         p->uses_wgmma |= in.op == Op::wgmma;
         p->code.push_back(in);
     });
+    if (p->code.size() > kRows) throw std::invalid_argument("the kernel has " + std::to_string(p->code.size()) + " instructions, expected at most " + std::to_string(kRows));
     p->constants.resize(number<uint32_t>(item(arguments, 2)) + 128);
     each(item(arguments, 1), [&](PyObject* t) {
         const uint64_t value = word(item(t, 0));

@@ -289,6 +289,7 @@ private:
     void atomic(Exec& x);
     void matrix_fragment(Exec& x);
     void note_access(Exec& x);
+    void prefetch_shadow(const Exec& x, Space space, int64_t offset, uint32_t bytes) const;
     void shared_write_check(const Span& s, uint32_t bytes);
     Cta& shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const;
     uint32_t address_check(Exec& x, uint32_t source);
