@@ -33,10 +33,11 @@ TABLES = {
 EVERY = {"options": 1, "shapes": 61, "caches": 29, "eight bits": 5}
 SPEC = AttentionSpec(torch.bfloat16, 64, 64, 4, 4, 0.1)
 LONG = ProblemSize(4, 1 << 14, 1 << 14)
-# What no enumerated call asks for: many queries on pages, and no mask beside other kernels.
+# What no enumerated call asks for: many queries on pages, no mask beside other kernels, and a part of a grid.
 MORE = (
     Problem(dataclasses.replace(SPEC, head_dim=96, cache=CacheSpec(page_size=128), has_seqused_k=True), LONG),
     Problem(dataclasses.replace(SPEC, head_dim=128), LONG, shared=True),
+    Problem(dataclasses.replace(SPEC, window_right=0), LONG, sampled=True),
 )
 
 
@@ -55,7 +56,7 @@ def test_some_problem_reaches_every_rule(backend):
     for number in [number for number, name in TARGETS if name == backend]:
         for family, problems in [("more", MORE), *families().items()]:
             for problem in problems[:: EVERY.get(family, 1)]:
-                chip = dataclasses.replace(chip_by_number(number), shared=problem.shared)
+                chip = problem.chip(number)
                 rows = [row for row in dispatch.BACKENDS if row.name == backend]
                 served = next((row for row in rows if not _refusals(row, problem, chip)), None)
                 if served is not None:

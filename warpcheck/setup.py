@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 JOBS = "NPY_NUM_BUILD_JOBS"
 WARNINGS = ["-Wall", "-Wextra"]  # `make sanitize` fails where the compiler has one
-FLAGS = ["-O2", *WARNINGS, "-fno-math-errno", "-ffp-contract=off"]
+FLAGS = ["-O3", *WARNINGS, "-fno-math-errno", "-ffp-contract=off"]
 MACHINE, TIMING = "src/warpcheck/machine/core", "src/warpcheck/timing/core"
 HEADERS = sorted(glob(f"{MACHINE}/*.hpp"))
 

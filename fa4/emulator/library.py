@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 from warpcheck.libraries import Library, Names
@@ -13,9 +14,10 @@ from ..runtime.device import chip_by_number, emulating
 
 class Fa4(Library):
     @contextlib.contextmanager
-    def emulating(self, facts: ChipFacts, sms: int) -> Iterator[None]:
+    def emulating(self, facts: ChipFacts, sms: int, *, sampled: bool) -> Iterator[None]:
         """CPU tensors dispatch to the chip's backends."""
-        with emulating(chip_by_number(facts.number, sms=sms, emulated=True)):
+        chip = chip_by_number(facts.number, sms=sms, emulated=True)
+        with emulating(dataclasses.replace(chip, sampled=sampled)):
             yield
 
     def names(self, entry: str) -> Names | None:

@@ -38,6 +38,7 @@ E4M3 = Condition("products of e4m3", lambda case: case.spec.operands is not None
 MXFP8 = Condition("scales of blocks", lambda case: case.spec.operands is Operands.MXFP8)
 E2M1 = Condition("products of e2m1", lambda case: case.spec.operands is Operands.NVFP4, "products of other numbers")
 SHARED = Condition("other kernels on the chip", lambda case: case.chip.shared)
+SAMPLED = Condition("only some CTAs of the grid run", lambda case: case.chip.sampled, "all CTAs of the grid run")
 SCATTERED = Condition("scattered rows", lambda case: case.spec.cache is not None and case.spec.cache.is_scattered)
 
 

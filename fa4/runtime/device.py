@@ -59,7 +59,8 @@ class Chip:
 
     `target` is "" if the installed compiler has none for the chip. `dry_run` records compilations inside
     `fa4.runtime.jit.compile_only`; as part of the record, it keeps anything cached by chip from outliving the dry run.
-    `shared`: other kernels, for example communication, occupy some of its multiprocessors at the same time.
+    `shared`: other kernels, for example communication, occupy some of its multiprocessors at the same time. `sampled`:
+    an emulated chip runs only some clusters of each grid, to predict its time.
     """
 
     device_type: str
@@ -72,6 +73,7 @@ class Chip:
     emulated: bool = False
     dry_run: Any = None
     shared: bool = False
+    sampled: bool = False
 
     @property
     def compiles(self) -> bool:
@@ -173,7 +175,7 @@ def chip_of(device: torch.device) -> Chip:
         if emulated is None:
             chip = _cuda_chip(index)
         else:
-            chip = dataclasses.replace(_cuda_chip.__wrapped__(index), emulated=True)
+            chip = dataclasses.replace(_cuda_chip.__wrapped__(index), emulated=True, sampled=emulated.sampled)
     else:
         chip = Chip(device_type=device.type)
     if recorder is None and not shared:

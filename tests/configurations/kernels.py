@@ -22,7 +22,7 @@ from typing import Any
 
 from fa4.core.program import Program, compile_key
 from fa4.runtime import dispatch
-from fa4.runtime.device import Chip, chip_by_number
+from fa4.runtime.device import Chip
 from fa4.runtime.plan import ForwardBackwardPlan
 
 from .problems import Problem, families
@@ -79,7 +79,7 @@ class Kernel:
 
 def planned(problem: Problem, number: int, backend: str) -> list[Kernel] | None:
     """The kernels of a call; None if the backend refuses it, with a reason."""
-    chip = dataclasses.replace(chip_by_number(number), shared=problem.shared)
+    chip = problem.chip(number)
     row = next((row for row in dispatch.BACKENDS if row.name == backend and not _refusals(row, problem, chip)), None)
     if row is None:
         return None

@@ -20,6 +20,7 @@ from fa4.mods.frontend.trace import trace_mask, trace_score
 from fa4.mods.ir.graph import Graph
 from fa4.mods.ir.record import ModSpec
 from fa4.runtime import nvfp4
+from fa4.runtime.device import Chip, chip_by_number
 from fa4.runtime.spec import MX_BLOCK, AttentionSpec, CacheSpec, Operands, ProblemSize
 
 # Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
@@ -46,16 +47,21 @@ PAGES = (None, 1, 5, 8, 16, 48, 64, 128, 192, 256)
 
 @dataclass(frozen=True)
 class Problem:
-    """A call as the dispatcher gets it. shared: with kernels of others on the chip."""
+    """A call as the dispatcher gets it. shared: with kernels of others on the chip. sampled: of each grid, some CTAs
+    run."""
 
     spec: AttentionSpec
     extent: ProblemSize
     shared: bool = False
+    sampled: bool = False
+
+    def chip(self, number: int) -> Chip:
+        return replace(chip_by_number(number), shared=self.shared, sampled=self.sampled)
 
     def __str__(self) -> str:
         changed = {field.name: getattr(self.spec, field.name) for field in fields(self.spec)}
         given = ", ".join(f"{name}={value}" for name, value in changed.items() if value not in (None, False, 0, 0.0))
-        return f"{given}, extent={tuple(self.extent)}{', shared' * self.shared}"
+        return f"{given}, extent={tuple(self.extent)}{', shared' * self.shared}{', sampled' * self.sampled}"
 
 
 def _spec(dims: tuple[int, int], heads: tuple[int, int], **options: Any) -> AttentionSpec:

@@ -191,7 +191,7 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> None:
     is that of the last CTA that begins at or before it; so each CTA waits for the CTA after it, too."""
 
     def order_index(self: Sm90BackwardWork, m_block: Int32, head: Int32, context: Any) -> Int32:
-        pos, count, _ = self.neighbours
+        pos, count = self.neighbours.rank, self.neighbours.count
         nearest = ((m_block + 1) * count - 1) // self.blocks
         behind = nearest - pos
         return Int32(cutlass.select_(behind < 0, behind + count, behind))

@@ -318,6 +318,9 @@ def test_the_schedule_of_a_problem(changes, rows, expected):
     spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, window_right=0, **changes)
     for chip in (CHIP, replace(CHIP, shared=True)):
         assert Sm90Forward(spec, ProblemSize(1, rows, 4096), chip).cfg.schedule is expected
+    # The CTAs of a part of a grid would take the tiles of all others by a counter.
+    sampled = Sm90Forward(spec, ProblemSize(1, rows, 4096), replace(CHIP, sampled=True)).cfg.schedule
+    assert sampled is (Schedule.PERSISTENT if expected is Schedule.COUNTED else expected)
 
 
 def test_a_place_is_free_when_the_warps_of_both_ctas_of_a_pair_have_read_it():

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from warpcheck.errors import EmulationError
+from warpcheck.machine import Checks
 from warpcheck.timing.chips import GPUS
 from warpcheck.timing.code import assembler
 
@@ -14,6 +16,8 @@ from bench.predicted import predicted_row
 from bench.row_pages import rows_of
 from bench.sampled import predict_sampled
 from bench.suites import BenchCase, square
+from fa4.emulator import emulate
+from fa4.runtime.device import chip_of
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 needs_machine_code = pytest.mark.skipif(assembler() is None, reason="the clock is tested with ptxas")
@@ -21,11 +25,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @needs_machine_code
-@pytest.mark.parametrize("gpu", ["B200", "B300"])
+@pytest.mark.parametrize("gpu", ["H100", "B200", "B300"])
 def test_shared_heads_and_windows_are_predicted(gpu):
-    """4 query heads on one of keys take about what 4 on 4 take; a window of an eighth of the keys takes much less. A
-    place takes 14 of 2048 tiles of many lengths, whose mean errs by 10 %. On Hopper a part of the grid would take the
-    tiles of all others, by their counter."""
+    """4 query heads on one of keys take about what 4 on 4 take; a window of an eighth of the keys takes much less. On
+    Blackwell a place takes 14 of 2048 tiles of many lengths, whose mean errs by 10 %."""
     shared = BenchCase("fwd", 4, 4096, 4096, 32, 8, 128, 128, True)
     own = BenchCase("fwd", 4, 4096, 4096, 32, 32, 128, 128, True)
     window = BenchCase("fwd", 4, 4096, 4096, 32, 8, 128, 128, True, window=511)
@@ -34,6 +37,13 @@ def test_shared_heads_and_windows_are_predicted(gpu):
     )
     assert of_shared == pytest.approx(of_own, rel=0.2)
     assert of_window < 0.5 * of_shared
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_plans_know_that_a_part_of_a_grid_runs(device):
+    for sample in (None, 4):
+        with emulate("sm_90a", timing=True, sample=sample, checks=Checks(races=False, poison=False)):
+            assert chip_of(torch.device(device)).sampled == (sample is not None)
 
 
 @needs_machine_code

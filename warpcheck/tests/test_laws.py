@@ -18,7 +18,7 @@ LAYERS = (
     ("machine", "repository"),
     ("libraries", "nvrtc", "options", "report"),
     ("host",),
-    ("timing",),
+    ("timing", "orders"),
     ("trace", "emulated"),
     ("context",),
     ("__init__",),

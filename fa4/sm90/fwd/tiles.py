@@ -18,6 +18,7 @@ from ...runtime.conditions import (
     FULL,
     NVFP4,
     RIGHT,
+    SAMPLED,
     SCATTERED,
     TRACED,
     VARLEN,
@@ -199,6 +200,8 @@ SCHEDULES = (
          "d64 540 (510), (192, 128) 706 (650), d256 738 (707); d128 with 32/8 heads 663 (563)"),
     Rule("persistent", FEW | CACHE, Schedule.PERSISTENT,
          "a CTA has one tile, which the counter would delay by a microsecond"),
+    Rule("persistent, to predict a time", SAMPLED, Schedule.PERSISTENT,
+         "by a counter, the CTAs that run would take the tiles of all others"),
     Rule("counted", OTHERWISE, Schedule.COUNTED,
          "beside a kernel on 8 of 132 SMs of an H200: 0.94 to 1.14 of the speed that 124 SMs should have (tiles by "
          "index 0.52 to 0.64). Alone, pairs of CTAs: 0.99 to 1.03 of the speed of tiles by index"),

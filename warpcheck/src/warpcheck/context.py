@@ -62,7 +62,8 @@ def emulate(chip: str, *, tells_devices_apart: bool = False, **options: Any) -> 
     arrays = Arrays()
     gpu = Gpu(chip, arrays, **options)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(libraries.emulating(gpu.machine.facts, gpu.options.sms))
+        sampled = gpu.options.sample is not None
+        stack.enter_context(libraries.emulating(gpu.machine.facts, gpu.options.sms, sampled=sampled))
         stack.enter_context(torch_cuda.installed(gpu.runtime, tells_devices_apart))
         if _is_there("cuda", "bindings"):
             from warpcheck.host import driver

@@ -6,14 +6,13 @@ Needs only NumPy, for PTX from any compiler. `warpcheck.emulate` puts a chip beh
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from warpcheck.findings import FINAL, KINDS, Finding, Findings
 from warpcheck.machine import (
@@ -28,10 +27,12 @@ from warpcheck.machine import (
     interleavings,
     kernel_of,
     three,
+    variables_of,
 )
 from warpcheck.machine.arguments import packed
 from warpcheck.machine.chips import CHIPS
 from warpcheck.machine.ptx import entries
+from warpcheck.orders import Snapshot, run_in
 from warpcheck.report import Report
 from warpcheck.timing.chips import ChipTable
 from warpcheck.timing.parts import part_of
@@ -202,32 +203,33 @@ class Emulated:
 
     def _run(self, launch: Launch, allocations: list[Allocation]) -> None:
         allocations = merge(allocations)
-        before = _contents(allocations) if self._others else []
-        report = self._run_on(self.machine, launch, allocations, Budget())
+        run = partial(self._run_on, launch, allocations)
+        snapshot = Snapshot([*allocations, *variables_of(launch.ptx, launch.entry)]) if self._others else None
+        report = run(self.machine, budget=Budget())
+        self._found += report.findings
         self.launches.append(report)
-        if not self._others:
+        if snapshot is None:
             return
-        after = _contents(allocations)
         ended_early = any(finding.kind in FINAL for finding in report.findings)
         later = Budget() if ended_early else Budget.after(report.warp_instructions, report.seconds)
         differs, differences = [], []
-        try:
-            for machine in self._others:
-                _restore(allocations, before)
-                self._run_on(machine, launch, allocations, later)
-                if where := _difference(allocations, after):
+        with run_in(self._others, snapshot, partial(run, budget=later)) as results:
+            for machine, (other, where) in zip(self._others, results):
+                self._found += other.findings
+                if where:
                     differs.append((machine.options.seed, machine.options.schedule))
                     differences.append(where)
-        finally:
-            _restore(allocations, after)
-        self.launches[-1] = replace(self.launches[-1], differs=tuple(differs), differences=tuple(differences))
+        self.launches[-1] = replace(report, differs=tuple(differs), differences=tuple(differences))
 
-    def _run_on(self, machine: Machine, launch: Launch, allocations: list[Allocation], budget: Budget) -> LaunchReport:
+    def _run_on(
+        self, launch: Launch, allocations: list[Allocation], machine: Machine, placed: Mapping[int, int] | None = None,
+        stopped: threading.Event | None = None, *, budget: Budget,
+    ) -> LaunchReport:  # fmt: skip
         options = machine.options
         part = None
         if options.sample is not None:
             part = part_of(launch, machine.chip, options.sms, options.sample, allocations)
-        report = machine.launch(
+        return machine.launch(
             launch.ptx,
             launch.entry,
             grid=launch.grid,
@@ -242,9 +244,9 @@ class Emulated:
             budget=budget,
             outputs=self._outputs,
             part=part,
+            placed=placed,
+            stopped=stopped,
         )
-        self._found += report.findings
-        return report
 
 
 def entry_named(ptx: str, entry: str | None) -> str:
@@ -293,22 +295,3 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _contents(allocations: Iterable[Allocation]) -> list[bytes]:
-    return [ctypes.string_at(allocation.base, allocation.nbytes) for allocation in allocations]
-
-
-def _difference(allocations: Iterable[Allocation], contents: Iterable[bytes]) -> str:
-    """Return the place of the first byte that is not as in `contents`; empty if all are."""
-    for allocation, content in zip(allocations, contents):
-        now = ctypes.string_at(allocation.base, allocation.nbytes)
-        if now != content:
-            first = int(np.flatnonzero(np.frombuffer(now, np.uint8) != np.frombuffer(content, np.uint8))[0])
-            return f"{allocation.name or hex(allocation.base)} + {first}"
-    return ""
-
-
-def _restore(allocations: Iterable[Allocation], contents: Iterable[bytes]) -> None:
-    for allocation, content in zip(allocations, contents):
-        ctypes.memmove(allocation.base, content, allocation.nbytes)

@@ -27,8 +27,12 @@ class Names(NamedTuple):
 class Library:
     """Contributions of a library to an emulation; by default none."""
 
-    def emulating(self, facts: ChipFacts, sms: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context for every emulation of the chip; entered before torch and CuTe DSL are patched."""
+    def emulating(self, facts: ChipFacts, sms: int, *, sampled: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a context for every emulation of the chip; entered before torch and CuTe DSL are patched.
+
+        sampled: only some clusters of each grid run (`EmulationOptions.sample`), so no kernel may hand out work by a
+        counter in global memory.
+        """
         return contextlib.nullcontext()
 
     def names(self, entry: str) -> Names | None:
@@ -72,11 +76,11 @@ def names_of(entry: str) -> Names | None:
 
 
 @contextlib.contextmanager
-def emulating(facts: ChipFacts, sms: int) -> Iterator[None]:
-    """Enter the contexts of all libraries."""
+def emulating(facts: ChipFacts, sms: int, *, sampled: bool) -> Iterator[None]:
+    """Enter the contexts of all libraries (see `Library.emulating`)."""
     with contextlib.ExitStack() as stack:
         for library in registered():
-            stack.enter_context(library.emulating(facts, sms))
+            stack.enter_context(library.emulating(facts, sms, sampled=sampled))
         yield
 
 

@@ -4,7 +4,16 @@
 launches. This package depends on no driver and on no vendor's Python package.
 """
 
-from warpcheck.machine.machine import Allocation, Launch, LaunchReport, Machine, kernel_of, load_core, three
+from warpcheck.machine.machine import (
+    Allocation,
+    Launch,
+    LaunchReport,
+    Machine,
+    kernel_of,
+    load_core,
+    three,
+    variables_of,
+)
 from warpcheck.machine.options import ORDERS, SCHEDULES, Budget, Checks, EmulationOptions, Order, interleavings
 from warpcheck.machine.outputs import Output
 from warpcheck.machine.record import Part
@@ -26,4 +35,5 @@ __all__ = [
     "kernel_of",
     "load_core",
     "three",
+    "variables_of",
 ]

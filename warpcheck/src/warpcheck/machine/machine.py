@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,8 @@ class Machine:
         budget: Budget = Budget(),  # noqa: B008  (immutable)
         outputs: Sequence[Output] = (),
         part: Part | None = None,
+        placed: Mapping[int, int] | None = None,
+        stopped: threading.Event | None = None,
     ) -> LaunchReport:
         """Run one grid to its end.
 
@@ -146,6 +149,9 @@ class Machine:
         budget: what the launch may take, as far as the options set no limit.
         outputs: tensors whose writes are recorded; the races check records them.
         part: of the grid that runs [default: all of it].
+        placed: base of an allocation or of a variable of the module -> host address of a copy that the kernel reads and
+            writes instead; addresses that it sees stay the same.
+        stopped: set by another thread, it ends the launch with LaunchStopped.
         Raises an EmulationError subclass when the kernel does something wrong.
         """
         core = load_core()
@@ -156,7 +162,9 @@ class Machine:
         start = time.perf_counter()
         config = self._config(core, grid, block, cluster, smem_bytes)
         config["params"] = _param_block(loaded.kernel, params)
-        config["regions"] = [(a.base, a.nbytes, a.name) for a in allocations] + loaded.variables
+        placed = placed or {}
+        regions = (*allocations, *loaded.variables)
+        config["regions"] = [(a.base, a.nbytes, a.name, placed.get(a.base, a.base)) for a in regions]
         config["outputs"] = [output.recorded(self) for output in outputs]
         config["overlaps"] = programmatic and (after_unknown or self._before is not None)
         config["cooperative"] = cooperative
@@ -165,7 +173,7 @@ class Machine:
         if part is not None:
             config["clusters"], config["sms"], config["resident"] = part.clusters, part.sms, part.resident
         config["max_instructions"], config["max_seconds"] = allowed.instructions, allowed.seconds
-        result = core.run(loaded.program, config, self._progress_of(entry))
+        result = core.run(loaded.program, config, self._progress_of(entry, stopped))
         self._before = result["touched"]
         extent = tuple(int(g) for g in grid)
         options = self.options
@@ -202,12 +210,14 @@ class Machine:
             "trace": options.trace, "timing": options.timing, "resident": options.resident_limit,
         }  # fmt: skip
 
-    def _progress_of(self, entry: str) -> Callable[[int, float, int, int], None]:
+    def _progress_of(self, entry: str, stopped: threading.Event | None) -> Callable[[int, float, int, int], None]:
         """Return a function that the core calls several times a second; it prints a line every `progress` seconds."""
         options, told = self.options, 0.0
 
         def tell(executed: int, seconds: float, ended: int, clusters: int) -> None:
             nonlocal told
+            if stopped is not None and stopped.is_set():
+                raise LaunchStopped(f"{entry} was stopped after {executed:,} warp-instructions")
             if options.progress and seconds >= told + options.progress:
                 told = seconds
                 print(
@@ -216,6 +226,10 @@ class Machine:
                 )  # fmt: skip
 
         return tell
+
+
+class LaunchStopped(Exception):
+    """A launch ended because nobody waits for it."""
 
 
 def load_core():
@@ -264,7 +278,7 @@ class _Loaded:
         self.roles = roles
         self.module, self.kernel = module, kernel
         self.buffers = {}
-        self.variables: list[tuple[int, int, str]] = []
+        self.variables: list[Allocation] = []
         for v in module.variables.values():
             if v.space in ("global", "const") and v.nbytes:
                 buffer = ctypes.create_string_buffer(v.nbytes + v.align)
@@ -272,7 +286,7 @@ class _Loaded:
                 if v.data:
                     ctypes.memmove(base, v.data, len(v.data))
                 self.buffers[v.name] = (buffer, base)
-                self.variables.append((base, v.nbytes, v.name))
+                self.variables.append(Allocation(base, v.nbytes, v.name))
         lowering = Lowering(core, module, kernel, {name: base for name, (_, base) in self.buffers.items()})
         lowering.run()
         self.sources = lowering.sources
@@ -360,6 +374,11 @@ _parsed = lru_cache(maxsize=16)(parse)  # kernels of one text are often launched
 def kernel_of(ptx: str, entry: str) -> Kernel:
     """Return the parsed entry. Raises PtxSyntaxError, UnknownInstruction, ValueError."""
     return _load(ptx, entry).kernel
+
+
+def variables_of(ptx: str, entry: str) -> list[Allocation]:
+    """Return the global variables of the entry's module. Raises as `kernel_of`."""
+    return _load(ptx, entry).variables
 
 
 @lru_cache(maxsize=64)

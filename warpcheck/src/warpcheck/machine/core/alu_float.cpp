@@ -104,6 +104,60 @@ bool plain_rows(Exec& x, const Mode& m) {
     return true;
 }
 
+// extreme() and canonical() of binary32 numbers, in bits and without branches.
+template <bool min, bool nan>
+uint32_t extreme_bits(uint32_t a, uint32_t b) {
+    const float x = bits_to_float(a), y = bits_to_float(b);
+    const bool a_nan = x != x, b_nan = y != y;
+    uint32_t r = (min ? x < y : x > y) ? a : b;
+    r = x == y ? (min ? a | b : a & b) : r;
+    r = b_nan ? a : r;
+    r = a_nan ? b : r;
+    return (nan ? a_nan | b_nan : a_nan & b_nan) ? 0x7FFFFFFFu : r;
+}
+
+// Vectorised min and max of rows of binary32 numbers. Returns false for modes that it does not have.
+template <bool min, bool nan>
+bool extreme_rows(Exec& x, const Mode& m) {
+    if (m.ftz || m.xorsign || x.mask != ~0u) return false;
+    uint32_t r[32], v[32];
+    std::memcpy(r, x.src(0), sizeof r);
+    for (uint32_t i = 1; i < x.sources(); ++i) {
+        std::memcpy(v, x.src(i), sizeof v);
+        for (int l = 0; l < 32; ++l) r[l] = extreme_bits<min, nan>(r[l], v[l]);
+    }
+    std::memcpy(x.dst(), r, sizeof r);
+    return true;
+}
+
+bool extreme_rows(Exec& x, const Mode& m) {
+    if (x.in.op == Op::fmin) return m.nan ? extreme_rows<true, true>(x, m) : extreme_rows<true, false>(x, m);
+    return m.nan ? extreme_rows<false, true>(x, m) : extreme_rows<false, false>(x, m);
+}
+
+// Vectorised add and sub of rows of `Count` binary32 numbers, rounded down. The error of a sum that is rounded to
+// nearest is itself such a number. Returns false for other modes, and for sums that are not finite.
+template <int Count>
+bool sums_down(Exec& x, const Mode& m) {
+    const bool plain = m.rounding == int(Round::Down) && !m.ftz && !m.sat && !m.relu && x.mask == ~0u;
+    if (!plain || (x.in.op != Op::fadd && x.in.op != Op::fsub)) return false;
+    float a[Count], b[Count];
+    uint32_t r[Count], outside = 0;
+    std::memcpy(a, x.src(0), sizeof a);
+    std::memcpy(b, x.src(1), sizeof b);
+    for (int i = 0; x.in.op == Op::fsub && i < Count; ++i) b[i] = -b[i];
+    for (int i = 0; i < Count; ++i) {
+        const float sum = a[i] + b[i], part = sum - a[i], error = (a[i] - (sum - part)) + (b[i] - part);
+        const uint32_t bits = float_to_bits(sum), zero = (float_to_bits(a[i]) | float_to_bits(b[i])) & 0x80000000u;
+        const uint32_t below = bits + (sum > 0 ? ~0u : 1u);
+        outside |= (bits & 0x7F800000u) == 0x7F800000u;
+        r[i] = sum == 0 ? zero : error < 0 ? below : bits;
+    }
+    if (outside) return false;
+    std::memcpy(x.dst(), r, sizeof r);
+    return true;
+}
+
 float unary32(Op op, float a, const Mode& m) {
     if (m.ftz) a = flush(a);
     float r;
@@ -227,7 +281,9 @@ bool Engine::alu_float(Exec& x) {
         return true;
     }
     const Mode m(x.in.as<mod::Float>());
-    if (type == Type::f32 ? plain_rows<32>(x, m) : type == Type::f32x2 && plain_rows<64>(x, m)) return true;
+    if (type == Type::f32 ? plain_rows<32>(x, m) || sums_down<32>(x, m) : type == Type::f32x2 && (plain_rows<64>(x, m) || sums_down<64>(x, m)))
+        return true;
+    if (type == Type::f32 && (op == Op::fmin || op == Op::fmax) && extreme_rows(x, m)) return true;
     switch (type) {
         case Type::f32:
             switch (op) {

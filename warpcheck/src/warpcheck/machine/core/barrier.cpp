@@ -100,7 +100,7 @@ void Engine::arrive_committed(Cta& cta, uint32_t offset, const AsyncOp& op) {
         order.via[kTensorReleased].set(op.write_slot, op.write_epoch);
         if (&cta != op.cta)
             cta.arrivals[uint64_t(op.write_slot) << 5] = {
-                op.write_slot, op.write_epoch, op.place.row, int32_t(op.place.cta), int16_t(op.place.warp), 0xF, kWrite | kAtomic | kAsync, -1};
+                op.write_slot, op.write_epoch, op.place.row, int16_t(op.place.warp), 0xF, kWrite | kAtomic | kAsync, -1};
     }
     arrive(cta, offset, op, order);
 }
@@ -351,7 +351,7 @@ Next Engine::barrier(Exec& x) {
         if (arrival && &cta != x.w.cta && races_.enabled) {
             const uint32_t slot = x.w.clock.slot;
             cta.arrivals[uint64_t(slot) << 5 | uint32_t(l)] = {
-                slot, epoch, current_.row, int32_t(x.w.cta->linear), int16_t(x.w.index), 0xF, kWrite | kAtomic, int8_t(l)};
+                slot, epoch, current_.row, int16_t(x.w.index), 0xF, kWrite | kAtomic, int8_t(l)};
         }
         switch (in.op) {
             case Op::mbar_init: {
@@ -377,7 +377,7 @@ Next Engine::barrier(Exec& x) {
                 agent.lane = int8_t(l);
                 x.w.clock.touch(l, true);
                 races_.shared(agent, cta, offset, 8, kWrite);
-                bar.born = {agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, 0xF, kWrite, agent.lane};
+                bar.born = {agent.slot, agent.epoch, agent.row, agent.warp, 0xF, kWrite, agent.lane};
                 cta.barriers[offset] = bar;
                 if (x.w.timed) x.w.timed->note(Timed::Init, cta.linear, offset, int64_t(v));
                 std::memset(s.shadow, Cta::kValid | Cta::kBarrier, 8);

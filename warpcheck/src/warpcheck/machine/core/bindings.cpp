@@ -53,6 +53,7 @@ Ref make_program(PyObject* arguments) {
         p->uses_wgmma |= in.op == Op::wgmma;
         p->code.push_back(in);
     });
+    if (p->code.size() > kRows) throw std::invalid_argument("the kernel has " + std::to_string(p->code.size()) + " instructions, expected at most " + std::to_string(kRows));
     p->constants.resize(number<uint32_t>(item(arguments, 2)) + 128);
     each(item(arguments, 1), [&](PyObject* t) {
         const uint64_t value = word(item(t, 0));
@@ -100,7 +101,10 @@ Config config_from(PyObject* options) {
             const auto [raw, size] = bytes(value);
             c.params.assign(raw, raw + size);
         } else if (name == "regions") {
-            each(value, [&](PyObject* t) { c.regions.push_back({word(item(t, 0)), word(item(t, 1)), text(item(t, 2))}); });
+            each(value, [&](PyObject* t) {      // (address, bytes, name, address of the bytes on the host)
+                c.regions.push_back({word(item(t, 0)), word(item(t, 1)), text(item(t, 2)), reinterpret_cast<uint8_t*>(word(item(t, 3)))});
+                c.moved |= word(item(t, 3)) != word(item(t, 0));
+            });
             std::sort(c.regions.begin(), c.regions.end(), [](const Region& a, const Region& b) { return a.base < b.base; });
         } else if (name == "outputs") {     // (address, bytes, address of the record of writes)
             each(value, [&](PyObject* t) { c.outputs.push_back({word(item(t, 0)), word(item(t, 1)), reinterpret_cast<uint8_t*>(word(item(t, 2)))}); });

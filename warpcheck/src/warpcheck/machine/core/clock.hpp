@@ -11,64 +11,127 @@
 
 namespace warpcheck {
 
-// Vector clock. Component s is an epoch: accesses of slot s up to it are ordered before the owner of the clock. Copies
-// share their components until one of them grows (copy on write), because most joins add nothing new.
+// Vector clock. Component s is an epoch: accesses of slot s up to it are ordered before the owner of the clock. The
+// components lie in blocks. Clocks share blocks, and tables of them, until one of them grows (copy on write): most joins
+// add nothing new, and a CTA knows few slots of the many that a grid takes.
 class Clock {
 public:
     Clock() = default;
-    Clock(const Clock& other) : shared_(other.shared_) { if (shared_) ++shared_->owners; }
-    Clock(Clock&& other) noexcept : shared_(std::exchange(other.shared_, nullptr)) {}
+    Clock(const Clock& other) : table_(other.table_) { if (table_) ++table_->owners; }
+    Clock(Clock&& other) noexcept : table_(std::exchange(other.table_, nullptr)) {}
     Clock& operator=(Clock other) noexcept {
-        std::swap(shared_, other.shared_);
+        std::swap(table_, other.table_);
         return *this;
     }
-    ~Clock() { if (shared_ && !--shared_->owners) delete shared_; }
+    ~Clock() { if (table_ && !--table_->owners) delete table_; }
 
-    uint32_t size() const { return shared_ ? uint32_t(shared_->at.size()) : 0; }
-    uint32_t operator[](uint32_t slot) const { return slot < size() ? shared_->at[slot] : 0; }
+    uint32_t operator[](uint32_t slot) const {
+        const Block* const block = table_ ? table_->find(slot / kBlock) : nullptr;
+        return block ? block->at[slot % kBlock] : 0;
+    }
     void set(uint32_t slot, uint32_t value) {
         if (value <= (*this)[slot]) return;
-        own(slot + 1);
-        shared_->at[slot] = value;
+        own();
+        Block*& block = table_->place(slot / kBlock);
+        own(block);
+        block->at[slot % kBlock] = value;
     }
     void join(const Clock& other) {
-        if (shared_ != other.shared_ && other.shared_) learn(other);
+        if (table_ != other.table_ && other.table_) learn(other);
     }
     bool covers(const Clock& other) const {
-        const uint32_t both = std::min(size(), other.size());
-        for (uint32_t i = 0; i < both; ++i)
-            if (other.shared_->at[i] > shared_->at[i]) return false;
-        for (uint32_t i = both; i < other.size(); ++i)
-            if (other.shared_->at[i]) return false;
+        if (!other.table_ || table_ == other.table_) return true;
+        for (size_t i = 0; i < other.table_->blocks.size(); ++i)
+            if (const Block* const theirs = other.table_->blocks[i]) {
+                const Block* const mine = table_ ? table_->find(other.table_->first + uint32_t(i)) : nullptr;
+                if (mine == theirs) continue;
+                if (!mine || !mine->covers(*theirs)) return false;
+            }
         return true;
     }
 
 private:
-    struct Shared {
-        uint32_t owners;
-        std::vector<uint32_t> at;
+    static constexpr uint32_t kBlock = 32;
+    // Has a component that is not 0.
+    struct Block {
+        uint32_t owners = 1;
+        uint32_t at[kBlock] = {};
+
+        bool covers(const Block& other) const {
+            uint32_t more = 0;
+            for (uint32_t i = 0; i < kBlock; ++i) more |= other.at[i] > at[i];
+            return !more;
+        }
     };
+    // Blocks from number `first` on; null: all components are 0.
+    struct Table {
+        uint32_t owners = 1, first = 0;
+        std::vector<Block*> blocks;
+
+        Table() = default;
+        Table(const Table& other) : first(other.first), blocks(other.blocks) {
+            for (Block* const block : blocks)
+                if (block) ++block->owners;
+        }
+        Table& operator=(const Table&) = delete;
+        ~Table() {
+            for (Block* const block : blocks) release(block);
+        }
+        Block* find(uint32_t number) const { return number - first < blocks.size() ? blocks[number - first] : nullptr; }
+        Block*& place(uint32_t number) {
+            if (blocks.empty()) first = number;
+            if (number < first) {
+                blocks.insert(blocks.begin(), first - number, nullptr);
+                first = number;
+            }
+            if (number - first >= blocks.size()) blocks.resize(number - first + 1);
+            return blocks[number - first];
+        }
+    };
+    static void release(Block* block) { if (block && !--block->owners) delete block; }
     void learn(const Clock& other) {
         if (covers(other)) return;
         if (other.covers(*this)) {
             *this = other;
             return;
         }
-        own(other.size());
-        for (uint32_t i = 0; i < other.size(); ++i) shared_->at[i] = std::max(shared_->at[i], other.shared_->at[i]);
-    }
-    // Makes the components unshared, with at least `count` of them.
-    void own(uint32_t count) {
-        if (!shared_) {
-            shared_ = new Shared{1, {}};
-        } else if (shared_->owners > 1) {
-            --shared_->owners;
-            shared_ = new Shared{1, shared_->at};
+        own();
+        for (size_t i = 0; i < other.table_->blocks.size(); ++i) {
+            Block* const theirs = other.table_->blocks[i];
+            if (!theirs) continue;
+            Block*& mine = table_->place(other.table_->first + uint32_t(i));
+            if (mine == theirs || (mine && mine->covers(*theirs))) continue;
+            if (!mine || theirs->covers(*mine)) {
+                release(mine);
+                mine = theirs;
+                ++mine->owners;
+                continue;
+            }
+            own(mine);
+            for (uint32_t k = 0; k < kBlock; ++k) mine->at[k] = std::max(mine->at[k], theirs->at[k]);
         }
-        if (shared_->at.size() < count) shared_->at.resize(count, 0);
+    }
+    // Makes the table unshared.
+    void own() {
+        if (!table_) {
+            table_ = new Table;
+        } else if (table_->owners > 1) {
+            --table_->owners;
+            table_ = new Table(*table_);
+            table_->owners = 1;
+        }
+    }
+    static void own(Block*& block) {
+        if (!block) {
+            block = new Block;
+        } else if (block->owners > 1) {
+            --block->owners;
+            block = new Block(*block);
+            block->owners = 1;
+        }
     }
 
-    Shared* shared_ = nullptr;
+    Table* table_ = nullptr;
 };
 
 // Orders beside plain happens-before. Each one lists the accesses that a fence, or a weaker mechanism, has ordered for

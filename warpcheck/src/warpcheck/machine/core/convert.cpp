@@ -144,7 +144,11 @@ void pack(Exec& x) {
     for (uint32_t i = 0; i < n; ++i) valid &= x.valid(i);
     if (part == 32 && n == 2) {
         const uint32_t *low = x.src(0), *high = x.src(1);
-        for_lanes(x.mask, [&](int l) { put<uint64_t>(d, l, low[l] | uint64_t(high[l]) << 32); });
+        if (x.mask == ~0u) {
+            uint32_t pairs[64];
+            for (int l = 0; l < 32; ++l) pairs[2 * l] = low[l], pairs[2 * l + 1] = high[l];
+            std::memcpy(d, pairs, sizeof pairs);
+        } else for_lanes(x.mask, [&](int l) { put<uint64_t>(d, l, low[l] | uint64_t(high[l]) << 32); });
     } else if (part == 64) {
         for_lanes(x.mask, [&](int l) {
             for (uint32_t i = 0; i < 2; ++i) put<uint64_t>(d + 64 * i, l, get<uint64_t>(x.src(i), l));
@@ -168,12 +172,15 @@ void unpack(Exec& x) {
     const int total = bits_of(x.in.type);
     const int part = total / x.in.ndst;
     const uint32_t* s = x.src(0);
+    const bool halves = total == 64 && part == 32;
+    uint32_t pairs[64];
+    if (halves) std::memcpy(pairs, s, sizeof pairs);
     for (uint32_t i = 0; i < x.in.ndst; ++i) {
         if (!x.has_dst(i)) continue;
         uint32_t* d = x.dst(i);
         const uint8_t bits = x.op(i).bits;
-        if (total == 64 && part == 32) {
-            for_lanes(x.mask, [&](int l) { d[l] = s[2 * l + i]; });
+        if (halves) {
+            for_lanes(x.mask, [&](int l) { d[l] = pairs[2 * l + i]; });
         } else for_lanes(x.mask, [&](int l) {
             if (total == 128) {
                 const uint64_t v = get<uint64_t>(s + 64 * (i * part / 64), l);

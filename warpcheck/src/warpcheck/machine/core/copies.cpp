@@ -119,7 +119,7 @@ void Engine::tma(Exec& x) {
                             throw error;
                         }
                     races_.shared(agent(*self, true), *t.cta, first, last - first, kWrite);
-                    for (const TmaPiece& p : *pieces) tma_load_piece(map, p, t.cta->shared.data());
+                    for (const TmaPiece& p : *pieces) tma_load_piece(map, p, p.fill ? nullptr : on_host(p.global), t.cta->shared.data());
                     std::memset(t.cta->shadow.data() + first, Cta::kValid, last - first);
                 }
             });
@@ -150,7 +150,7 @@ void Engine::tma(Exec& x) {
                     const Change change = reduce ? Change() : Change{to, base + p.shared};
                     races_.global(agent(*self, true), p.global, p.bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)), change);
                     if (reduce) reduce_bytes(kind, map.type, to, base + p.shared, p.bytes);
-                    else tma_store_piece(map, p, base);
+                    else tma_store_piece(map, p, base, to);
                 }
             });
             x.w.bulk[uint32_t(l)].open.push_back(op);

@@ -76,7 +76,7 @@ void Engine::start_warp(Warp& w) {
         w.timed = &records.back();
         w.timed->cta = cta.linear, w.timed->warp = w.index, w.timed->sm = cta.sm->id;
     }
-    races_.start(w.clock);
+    races_.start(w.clock, int32_t(cta.linear));
     Cluster& cluster = *cta.cluster;
     w.clock.domain[0] = cta.linear;
     w.clock.domain[1] = cluster.ctas.front()->linear;

@@ -14,9 +14,11 @@ namespace warpcheck {
 
 struct TmaPiece;
 
+// Range of global memory. data: where the host keeps its bytes; not at `base` if an order has memory of its own.
 struct Region {
     uint64_t base, bytes;
     std::string name;
+    uint8_t* data;
 };
 
 struct Config {
@@ -25,6 +27,7 @@ struct Config {
     uint32_t dynamic_shared = 0;
     std::vector<uint8_t> params;
     std::vector<Region> regions;    // sorted by base
+    bool moved = false;             // the bytes of some region are not at its base
     std::vector<Output> outputs;
     uint32_t sms = 4;
     // Limits of the chip, from the table in chips.py.
@@ -278,6 +281,7 @@ private:
     const Region* region_below(uint64_t address) const;
     bool is_allocated(uint64_t address, uint32_t bytes) const;
     uint8_t* global_span(uint64_t address, uint32_t bytes) const;
+    uint8_t* on_host(uint64_t address) const;
     void check_outside(const TensorMap& map, const std::vector<TmaPiece>& pieces) const;
     Next memory(Exec& x);
     void load(Exec& x);
@@ -285,6 +289,7 @@ private:
     void atomic(Exec& x);
     void matrix_fragment(Exec& x);
     void note_access(Exec& x);
+    void prefetch_shadow(const Exec& x, Space space, int64_t offset, uint32_t bytes) const;
     void shared_write_check(const Span& s, uint32_t bytes);
     Cta& shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const;
     uint32_t address_check(Exec& x, uint32_t source);

@@ -97,7 +97,12 @@ uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
             text += ", at " + hex(address) + ", far from all of them";
         fail(Check::OutOfBounds, text);
     }
-    return reinterpret_cast<uint8_t*>(address);
+    return on_host(address);
+}
+
+uint8_t* Engine::on_host(uint64_t address) const {
+    const Region* const region = config_.moved ? region_below(address) : nullptr;
+    return region && address < region->base + region->bytes ? region->data + (address - region->base) : reinterpret_cast<uint8_t*>(address);
 }
 
 Cta& Engine::shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const {
@@ -186,6 +191,16 @@ void Engine::shared_write_check(const Span& s, uint32_t bytes) {
         }
 }
 
+// Shadow of what the lanes access in their own CTA's shared memory.
+void Engine::prefetch_shadow(const Exec& x, Space space, int64_t offset, uint32_t bytes) const {
+    if (!races_.enabled || (space != Space::Shared && space != Space::SharedCluster && space != Space::Generic)) return;
+    for_lanes(x.mask, [&](int l) {
+        const uint64_t address = x.value(0, l) + uint64_t(offset);
+        if (space == Space::Generic && (address & kWindowMask) != kSharedBase) return;
+        races_.prefetch(*x.w.cta, uint32_t(address) & kSharedMask, bytes);
+    });
+}
+
 void Engine::load(Exec& x) {
     const Instr& in = x.in;
     const mod::Access& m = in.as<mod::Access>();
@@ -197,6 +212,7 @@ void Engine::load(Exec& x) {
     uint64_t seen = 14695981039346656037ull, where = 0, shared_bytes = 0, global_bytes = 0;
     const int semantics = int(m.semantics);
     Agent agent = agent_of(x.w, current_.row);
+    prefetch_shadow(x, m.space, m.offset, bytes);
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(m.offset);
         if (address % bytes) fail(Check::Misaligned, "address " + address_name(address) + " is not a multiple of " + std::to_string(bytes));
@@ -245,6 +261,7 @@ void Engine::store(Exec& x) {
     address_check(x, 0);
     const int semantics = int(m.semantics);
     Agent agent = agent_of(x.w, current_.row);
+    prefetch_shadow(x, m.space, m.offset, bytes);
     uint64_t shared_bytes = 0, global_bytes = 0;
     bool changed = false;
     for_lanes(x.mask, [&](int l) {
@@ -299,6 +316,7 @@ void Engine::atomic(Exec& x) {
     const int semantics = int(m.semantics);
     const uint32_t per_element = op == AtomicOp::Cas ? 2 : 1;
     address_check(x, 0);
+    prefetch_shadow(x, m.space, m.offset, n * size);
     bool changed = false;
     uint64_t seen = 14695981039346656037ull, where = 0;
     for_lanes(x.mask, [&](int l) {

@@ -42,6 +42,8 @@ void Engine::take_epochs(AsyncOp& op, uint32_t slot, uint32_t write_slot) {
     op.slot = slot, op.write_slot = write_slot;
     op.epoch = races_.next_epoch(slot);
     op.write_epoch = races_.next_epoch(write_slot);
+    races_.owns(slot, op.epoch, op.place.cta);
+    races_.owns(write_slot, op.write_epoch, op.place.cta);
 }
 
 AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {

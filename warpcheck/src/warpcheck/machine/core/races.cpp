@@ -8,6 +8,7 @@
 namespace warpcheck {
 namespace {
 
+constexpr uint32_t kFew = 64;       // bytes of a range whose words may all differ
 constexpr size_t kTried = 16;       // free slots that a new operation tries
 constexpr size_t kEnded = 4096;     // warps of other CTAs that end before the slot of a warp is reused
 // What a relaxed arrival or wait passes on: it is complete, or a fence has taken effect.
@@ -63,12 +64,6 @@ bool known_by(Via via, const Access& prior, const Agent& agent) {
 // True if the agent knows, by a relaxed arrival, that the access was waited for. A relaxed arrival orders nothing.
 bool told_of(const Access& prior, const Agent& agent) { return known_by(kCopyWaited, prior, agent); }
 
-// True if the agent knows, by a relaxed arrival, that another thread had acquired the access. In global memory this
-// counts within a CTA, whose threads share a cache.
-bool handed_on(const Access& prior, const Agent& agent, int space) {
-    return (space || prior.cta == agent.cta) && known_by(kHandedOn, prior, agent);
-}
-
 // Applies `change` to the order of the warp if all lanes execute the instruction, else to the order of these lanes.
 template <class Change>
 void on_orders(WarpClock& clock, uint32_t lanes, Change change) {
@@ -78,6 +73,12 @@ void on_orders(WarpClock& clock, uint32_t lanes, Change change) {
 }
 
 }  // namespace
+
+// True if the agent knows, by a relaxed arrival, that another thread had acquired the access. In global memory this
+// counts within a CTA, whose threads share a cache.
+bool Races::handed_on(const Access& prior, const Agent& agent, int space) const {
+    return (space || cta_of(prior) == agent.cta) && known_by(kHandedOn, prior, agent);
+}
 
 bool Races::ordered(const Access& prior, const Agent& agent, int space) const {
     if (prior.slot == agent.slot && prior.epoch >= agent.self_from && prior.epoch <= agent.epoch) {
@@ -98,6 +99,19 @@ uint32_t Races::new_slot() {
     return uint32_t(epochs_.size() - 1);
 }
 
+void Races::owns(uint32_t slot, uint32_t epoch, int32_t cta) {
+    if (slot >= owners_.size()) owners_.resize(slot + 1);
+    auto& owners = owners_[slot];
+    if (owners.empty() || owners.back().cta != cta) owners.push_back({epoch, cta});
+}
+
+int32_t Races::cta_of(const Access& access) const {
+    const auto& owners = owners_[access.slot];
+    auto owner = owners.rbegin();
+    while (owner->from > access.epoch) ++owner;
+    return owner->cta;
+}
+
 uint32_t Races::take_slot(const Order& order) {
     for (size_t tried = std::min(kTried, free_.size()); tried; --tried) {
         const uint32_t slot = free_.front();
@@ -108,7 +122,7 @@ uint32_t Races::take_slot(const Order& order) {
     return new_slot();
 }
 
-void Races::start(WarpClock& clock) {
+void Races::start(WarpClock& clock, int32_t cta) {
     if (!enabled) return;
     if (ended_.size() > kEnded) {
         clock.slot = ended_.front();
@@ -117,6 +131,7 @@ void Races::start(WarpClock& clock) {
         clock.slot = new_slot();
     }
     clock.epoch = clock.self_from = next_epoch(clock.slot);
+    owns(clock.slot, clock.epoch, cta);
 }
 
 void Races::release(WarpClock& clock, Order& to, uint32_t lanes) {
@@ -332,7 +347,7 @@ void Races::report(Check check, const Access& prior, const Agent& agent, uint8_t
     SimError error(check, text + "; " + missing);
     error.place = {agent.row, agent.cta, agent.warp, agent.lane < 0 ? 0 : 1u << agent.lane};
     error.others.push_back({"the other access (" + name(prior.kind) + ")",
-                            {prior.row, prior.cta, prior.warp, prior.lane < 0 ? 0 : 1u << prior.lane}});
+                            {prior.row, cta_of(prior), prior.warp, prior.lane < 0 ? 0 : 1u << prior.lane}});
     error.barrier = barrier_of(agent.slot, agent.epoch);
     if (error.barrier.empty()) error.barrier = barrier_of(prior.slot, prior.epoch);
     findings_.note(std::move(error), equal);
@@ -402,12 +417,12 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
     };
     for (size_t i = 0, n; i < cta.races.size(); i += n) {
         n = alike(cta.races.at(i), cta.races.size() - i);
-        const Word& word = words_[*cta.races.at(i)];
+        WordRef word = words_[*cta.races.at(i)];
         const uint64_t reports = reports_;
         size_t k = 0;
         do {
             for (const Access& write : word.writes) check(write);
-            for (const Access& read : word.reads) check(read);
+            for (uint32_t r = 0; r < word.reads_used(); ++r) check(word.read(r));
         } while (++k < n && reports_ != reports);
     }
     for (const auto& [who, arrival] : cta.arrivals) {
@@ -426,15 +441,20 @@ inline bool Races::clear(const Access& prior, const Agent& agent) const {
 
 template <int space, class C>
 inline void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind) {
-    const Access now{agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, bytes, kind, agent.lane};
+    const Access now(agent.slot, agent.epoch, agent.row, agent.warp, bytes, kind, agent.lane);
     for (const Access& write : cell.writes)
         if (write.epoch && !clear<space>(write, agent)) compare(write, agent, bytes, kind, space);
+    const uint32_t end = cell.reads_used();
     if (kind & kWrite) {
-        for (Access& read : cell.reads) {
+        uint32_t used = 0;
+        for (uint32_t i = 0; i < end; ++i) {
+            Access& read = cell.read(i);
             if (!read.epoch) continue;
             if (!clear<space>(read, agent)) compare(read, agent, bytes, kind, space);
             if (!(read.bytes & ~bytes)) read = {};
+            else used = i + 1;
         }
+        if constexpr (C::counts) cell.used = used;
         // Of atomic writes that nothing orders both are kept: a later plain access must come after either.
         const auto stays = [&](const Access& write) {
             return write.kind & kind & kAtomic && !clear<space>(write, agent) && !ordered(write, agent, space);
@@ -445,13 +465,16 @@ inline void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t ki
         return;
     }
     // A read replaces an earlier read that it is ordered after. If no slot is free, one is overwritten.
-    for (Access& read : cell.reads) {
-        if (!read.epoch || (!(read.bytes & ~bytes) && (clear<space>(read, agent) || ordered(read, agent, space) || arrived(read, agent)))) {
-            read = now;
-            return;
-        }
+    const auto replaced = [&](const Access& read) {
+        return !read.epoch || (!(read.bytes & ~bytes) && (clear<space>(read, agent) || ordered(read, agent, space) || arrived(read, agent)));
+    };
+    uint32_t i = 0;
+    while (i < end && !replaced(cell.read(i))) ++i;
+    if (i == C::readers) i = (agent.slot + agent.epoch) % C::readers;
+    if constexpr (C::counts) {
+        if (i == end) ++cell.used;
     }
-    cell.reads[(agent.slot + agent.epoch) % C::readers] = now;
+    cell.read(i) = now;
 }
 
 // Same as `touch`, for a cell of global memory. Equal neighbouring cells take the result of the last one.
@@ -477,9 +500,9 @@ void Races::begin_operation() {
 }
 
 // Number of a word that the current operation has created.
-uint32_t Races::number_of(const Word& word) {
+uint32_t Races::number_of(const WholeWord& word) {
     for (size_t i = 0; i < std::min(made_count_, made_.size()); ++i)
-        if (std::memcmp(&words_[made_[i]], &word, sizeof word) == 0) return made_[i];
+        if (words_.equal(made_[i], word)) return made_[i];
     return made_[made_count_++ % made_.size()] = words_.add(word);
 }
 
@@ -497,19 +520,30 @@ void Races::touch_words(uint32_t* numbers, size_t count, Agent& agent, uint16_t 
         uint32_t after = known.after;
         if (known.operation != operation_ || known.before != before || known.bytes != bytes) {
             const uint64_t reports = reports_;
-            Word word;
-            size_t k = 0;
-            do {
+            const auto look_at = [&](size_t k) {
                 if (space == 2) agent.column = column + int32_t(i + k);
                 if (change.after) change_ = {change.before + 4 * (i + k), change.after + 4 * (i + k)};
-                word = words_[before];
-                touch<space>(word, agent, bytes, kind);
-            } while (++k < n && reports_ != reports);
+            };
             // Words touched by single lanes, and words that are read, differ from each other; words that are written
             // become equal and share a number.
             const bool apart = agent.lane >= 0 || !(kind & kWrite);
-            if (Word* const own = apart ? words_.only(before, n) : nullptr) {
-                *own = word;
+            const bool own = apart && words_.only(before, n);
+            if (own && n == 1) {
+                look_at(0);
+                WordRef word = words_[before];
+                touch<space>(word, agent, bytes, kind);
+                continue;
+            }
+            WholeWord word;
+            size_t k = 0;
+            do {
+                look_at(k);
+                words_.copy(before, word);
+                WordRef ref = word.ref();
+                touch<space>(ref, agent, bytes, kind);
+            } while (++k < n && reports_ != reports);
+            if (own) {
+                words_.set(before, word);
                 continue;
             }
             after = apart ? words_.add(word) : number_of(word);
@@ -569,7 +603,7 @@ Place Races::writer(uint64_t address, uint32_t bytes, int32_t but) const {
     const uint32_t first = address % kGlobalCell;
     const auto touched = uint16_t(((1u << std::min(bytes, kGlobalCell - first)) - 1) << first);
     for (const Access& write : page->second[address % kGlobalPage / kGlobalCell].writes)
-        if (write.epoch && write.bytes & touched && write.cta != but) return {write.row, write.cta, write.warp, write.lane < 0 ? 0 : 1u << write.lane};
+        if (write.epoch && write.bytes & touched && cta_of(write) != but) return {write.row, cta_of(write), write.warp, write.lane < 0 ? 0 : 1u << write.lane};
     return {};
 }
 
@@ -597,11 +631,17 @@ void Races::shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes
     shared_range(who, cta, offset, bytes, uint8_t(kind | (agent.async ? kAsync : 0)), change);
 }
 
+void Races::prefetch(const Cta& cta, uint32_t offset, uint32_t bytes) const {
+    for (size_t word = offset / 4; word < (offset + bytes + 3) / 4 && word < cta.races.size(); ++word) words_.prefetch(*cta.races.at(word));
+}
+
 void Races::shared(const Agent& agent, Cta* const* ctas, const std::vector<SharedRange>& ranges, bool write) {
     if (!enabled) return;
     const auto kind = uint8_t((write ? kWrite : 0) | (agent.async ? kAsync : 0));
     Agent who = agent;
     begin_operation();
+    for (const SharedRange& r : ranges)
+        if (r.bytes <= kFew) prefetch(*ctas[r.cta], r.offset, r.bytes);
     for (const SharedRange& r : ranges)
         if (r.write == write) shared_range(who, *ctas[r.cta], r.offset, r.bytes, kind, {});
 }

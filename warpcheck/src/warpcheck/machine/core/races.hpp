@@ -83,10 +83,13 @@ public:
     }
     void end(const WarpClock& clock) { ended_.push_back(clock.slot); }
     uint32_t new_slot();
+    // From `epoch` on, the slot belongs to a warp or an operation of this CTA.
+    void owns(uint32_t slot, uint32_t epoch, int32_t cta);
+    int32_t cta_of(const Access& access) const;
     size_t slots() const { return epochs_.size(); }     // taken at one time or another
     uint32_t next_epoch(uint32_t slot) { return ++epochs_[slot]; }
 
-    void start(WarpClock& clock);
+    void start(WarpClock& clock, int32_t cta);
     // Publishes the accesses of `lanes` so far into `to`, and starts a new epoch.
     void release(WarpClock& clock, Order& to, uint32_t lanes);
     void acquire(WarpClock& clock, const Order& from, uint32_t lanes = kWarp);
@@ -110,6 +113,8 @@ public:
     void shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change = {});
     // All reads, or all writes, of one operation in the shared memory of `ctas`.
     void shared(const Agent& agent, Cta* const* ctas, const std::vector<SharedRange>& ranges, bool write);
+    // An access to a few bytes comes soon. The words of several lanes lie far apart, and their loads should overlap.
+    void prefetch(const Cta& cta, uint32_t offset, uint32_t bytes) const;
     void tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind);
     // Deallocation of columns: all uses must be ordered before it.
     void end_of_tmem(const Agent& agent, Sm& sm, const TmemRect& rect);
@@ -155,6 +160,7 @@ private:
     void shared_range(Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change);
     void compare(const Access& prior, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
     bool ordered(const Access& prior, const Agent& agent, int space) const;
+    bool handed_on(const Access& prior, const Agent& agent, int space) const;
     void report(Check check, const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool equal = false);
     bool same_thread(const Access& prior, const Agent& agent) const;
     bool changes_nothing(uint16_t bytes) const;
@@ -169,19 +175,21 @@ private:
     // Results for the words that the current operation has touched, and the words that it created last.
     struct Known { uint64_t operation = 0; uint32_t before = 0, after = 0; uint16_t bytes = 0; };
     void begin_operation();
-    uint32_t number_of(const Word& word);
+    uint32_t number_of(const WholeWord& word);
     Words words_;
     uint64_t operation_ = 0;
     std::array<Known, 64> known_;
     std::array<uint32_t, 8> made_{};
     size_t made_count_ = 0;
-    Repeats<Cell<2>> pieces_;
+    Repeats<Cell> pieces_;
     Change change_;     // change of the cell being compared, from its byte 0; null if unknown
     std::vector<uint32_t> epochs_;
+    struct Owner { uint32_t from; int32_t cta; };
+    std::vector<std::vector<Owner>> owners_;        // by slot, in the order of their first epochs
     std::deque<uint32_t> free_;         // free slots of operations
     std::deque<uint32_t> ended_;        // slots of ended warps
-    std::unordered_map<uint64_t, std::vector<Cell<2>>> pages_;
-    std::vector<Cell<2>>* last_page_ = nullptr;     // page of the last access
+    std::unordered_map<uint64_t, std::vector<Cell>> pages_;
+    std::vector<Cell>* last_page_ = nullptr;     // page of the last access
     uint64_t last_page_number_ = 0;
     std::map<std::tuple<uint64_t, int, uint32_t>, Order> flags_;     // by location, scope and domain
     std::shared_ptr<const Touched> before_;

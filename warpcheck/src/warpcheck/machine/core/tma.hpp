@@ -198,16 +198,15 @@ inline uint64_t tma_fill_pattern(const TensorMap& map) {
     }
 }
 
-// Executes a piece of a load. Maps of f32 may round to tf32 and flush subnormals. The rounding is to nearest even,
+// Executes a piece of a load. source: its bytes of global memory on the host. Maps of f32 may round to tf32 and flush subnormals. The rounding is to nearest even,
 // which the ISA leaves open.
-inline void tma_load_piece(const TensorMap& map, const TmaPiece& piece, uint8_t* shared_base) {
+inline void tma_load_piece(const TensorMap& map, const TmaPiece& piece, const uint8_t* source, uint8_t* shared_base) {
     uint8_t* target = shared_base + piece.shared;
     if (piece.fill) {
         const uint64_t pattern = tma_fill_pattern(map);
         for (uint32_t i = 0; i < piece.bytes; ++i) target[i] = uint8_t(pattern >> 8 * (i & 7));
         return;
     }
-    const uint8_t* source = reinterpret_cast<const uint8_t*>(piece.global);
     if (!map.tf32 && map.type != TmaType::F32Ftz) {
         std::memcpy(target, source, piece.bytes);
         return;
@@ -221,10 +220,10 @@ inline void tma_load_piece(const TensorMap& map, const TmaPiece& piece, uint8_t*
     }
 }
 
-inline void tma_store_piece(const TensorMap& map, const TmaPiece& piece, const uint8_t* shared_base) {
+inline void tma_store_piece(const TensorMap& map, const TmaPiece& piece, const uint8_t* shared_base, uint8_t* target) {
     if (map.type == TmaType::B6x16Pad32)
         throw UnitError(Fault::Unsupported, "tensor store of 6-bit elements (b6p2x16) is not modelled");
-    if (!piece.fill) std::memcpy(reinterpret_cast<uint8_t*>(piece.global), shared_base + piece.shared, piece.bytes);
+    if (!piece.fill) std::memcpy(target, shared_base + piece.shared, piece.bytes);
 }
 
 namespace detail {

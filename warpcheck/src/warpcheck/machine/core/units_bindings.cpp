@@ -149,7 +149,7 @@ void tma_load(const py::bytes& bytes, const std::vector<int32_t>& coords, Bytes 
     const TensorMap map = map_of(bytes);
     for (const TmaPiece& p : pieces_of(map, coords, offset, gather4)) {
         if (p.shared + p.bytes > shared.size()) throw py::value_error("box leaves the shared array");
-        tma_load_piece(map, p, shared.mutable_data());
+        tma_load_piece(map, p, reinterpret_cast<const uint8_t*>(p.global), shared.mutable_data());
     }
 }
 
@@ -157,7 +157,7 @@ void tma_store(const py::bytes& bytes, const std::vector<int32_t>& coords, Bytes
                int reduce) {
     const TensorMap map = map_of(bytes);
     for (const TmaPiece& p : pieces_of(map, coords, offset, scatter4)) {
-        if (reduce < 0) tma_store_piece(map, p, shared.data());
+        if (reduce < 0) tma_store_piece(map, p, shared.data(), reinterpret_cast<uint8_t*>(p.global));
         else if (!p.fill) reduce_bytes(ReduceOp(reduce), map.type, reinterpret_cast<uint8_t*>(p.global), shared.data() + p.shared, p.bytes);
     }
 }
