@@ -76,9 +76,11 @@ ENDLESS = """.version 8.8
 .reqntid 32
 {
     .reg .b32 %r<2>;
+    .shared .b32 last;
     mov.u32 %r0, 0;
 AGAIN:
     add.u32 %r0, %r0, 1;
+    st.shared.u32 [last], %r0;
     bra AGAIN;
 }
 """
