@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.constant import Constant
-from ..pipeline.smem import PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
-from ..runtime.dsl import cutlass, ir, llvm, nvvm, vector
+from ..pipeline.smem import PANEL_ROW_BYTES, SWIZZLE_ALIGN, SmemMap, Tile
+from ..runtime.dsl import cute, cutlass, ir, llvm, nvvm, vector
 from .tensor_memory import pointer
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ class SmemOperand(Constant):
     def descriptor(self, low: Int32, k: int):
         """Descriptor (an i64 value) of the reduction elements of the k-th instruction; `low` is from `at`."""
         return _descriptor(low + self.step(k), self.constant_bits >> 32)
+
+
+def first_word(smem: SmemMap, region: str, tile: Tile, major: Major) -> Int32:
+    """Low descriptor word of a region's first tile, the same in all threads of a warp."""
+    return cute.arch.make_warp_uniform(SmemOperand(tile, major).at(smem.address(region)))
 
 
 def _descriptor(low: Int32, high: int):

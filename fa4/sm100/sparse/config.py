@@ -37,15 +37,29 @@ class Product(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm100SparseConfig(SparseBackwardOptions):
-    """A pair of CTAs has 128 query heads of a list's key/value head, 64 each. The fields are the compile key."""
+class ListsConfig(SparseBackwardOptions):
+    """What the kernels of lists share: a CTA has up to 64 query heads of a list's key/value head, and loads rows of
+    `cta_keys` listed keys in a step, one by one. The fields are the compile key."""
 
     smem_bytes: int
-    ctas: ClassVar[int] = PAIR
+    ctas: ClassVar[int] = 1
     has_front: ClassVar[bool] = False
-    tile_m: ClassVar[int] = PAIR * CTA_ROWS
-    tile_n: ClassVar[int] = TILE_N
-    half: ClassVar[int] = D_COLUMNS // 2  # keys of a thread in a step
+    tile_m: ClassVar[int] = CTA_ROWS
+    cta_keys: ClassVar[int]
+
+    @property
+    def q_tile(self) -> Tile:
+        return Tile(CTA_ROWS, self.head_dim)
+
+    @property
+    def k_tile(self) -> Tile:
+        return Tile(self.cta_keys, self.head_dim, pieces=self.cta_keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListsBackwardConfig(ListsConfig):
+    """The same of the backward."""
+
     polynomial: ClassVar[int] = 0  # pairs of every 16 whose exp2 runs on the FMA units
 
     @property
@@ -53,21 +67,23 @@ class Sm100SparseConfig(SparseBackwardOptions):
         return self.dtype
 
     @property
-    def q_tile(self) -> Tile:
-        return Tile(CTA_ROWS, self.head_dim)
-
-    @property
     def do_tile(self) -> Tile:
         return Tile(CTA_ROWS, self.head_dim_v)
 
     @property
-    def k_tile(self) -> Tile:
-        """Rows that are loaded one by one."""
-        return Tile(CTA_ROWS, self.head_dim, pieces=CTA_ROWS)
-
-    @property
     def v_tile(self) -> Tile:
-        return Tile(CTA_ROWS, self.head_dim_v, pieces=CTA_ROWS)
+        return Tile(self.cta_keys, self.head_dim_v, pieces=self.cta_keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm100SparseConfig(ListsBackwardConfig):
+    """A pair of CTAs has 128 query heads of a list's key/value head, 64 each."""
+
+    ctas: ClassVar[int] = PAIR
+    tile_m: ClassVar[int] = PAIR * CTA_ROWS
+    tile_n: ClassVar[int] = TILE_N
+    cta_keys: ClassVar[int] = CTA_ROWS
+    half: ClassVar[int] = D_COLUMNS // 2  # keys of a thread in a step
 
     @property
     def by_heads(self) -> Tile:

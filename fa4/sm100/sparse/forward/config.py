@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ....bwd.lists_plan import SparseBackwardOptions
 from ....pipeline.smem import Tile
 from ...stages import CTA_ROWS, PANEL_COLUMNS, STAGE_BYTES
 from ...tensor_memory import COLUMNS
+from ..config import ListsConfig
 
 LATENT_COLUMNS = 512, 576  # of keys; values have the first 512
 HEADS = CTA_ROWS  # of a tile: rows of scores
@@ -23,23 +23,11 @@ RESCALE_THRESHOLD = 8.0  # log2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm100ListsForwardConfig(SparseBackwardOptions):
-    """A CTA has up to 64 query heads of a list. The fields are the compile key."""
+class Sm100ListsForwardConfig(ListsConfig):
+    """Heads are rows of S, and columns of O."""
 
-    smem_bytes: int
-    ctas: ClassVar[int] = 1
-    has_front: ClassVar[bool] = False
-    tile_m: ClassVar[int] = HEADS
     tile_n: ClassVar[int] = KEYS
-
-    @property
-    def q_tile(self) -> Tile:
-        return Tile(HEADS, self.head_dim)
-
-    @property
-    def k_tile(self) -> Tile:
-        """Rows that are loaded one by one."""
-        return Tile(KEYS, self.head_dim, pieces=KEYS)
+    cta_keys: ClassVar[int] = KEYS
 
     @property
     def o_tiles(self) -> int:

@@ -6,6 +6,7 @@ Signals: mma_softmax_S.full, load_mma_K.free, softmax_mma_P.free
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import cutlass
@@ -16,9 +17,8 @@ from ....bwd.device.list_work import work_tile
 from ....core.constant import Constant
 from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.ends import Ends
-from ....pipeline.smem import Tile
 from ... import tmem
-from ...mma import Major, SmemOperand, Umma
+from ...mma import Major, SmemOperand, Umma, first_word
 from ...stages import PANEL_COLUMNS, STAGE_BYTES
 from .config import BY_KEYS, HEADS, KEYS, KEYS_PANEL, P_TILE, WORD_COLUMNS, Sm100ListsForwardConfig
 from .context import ListsForwardContext
@@ -70,10 +70,7 @@ class Operands(Constant):
     @staticmethod
     def of(context: ListsForwardContext) -> Operands:
         base, spans = tmem.base(context.smem), context.tmem
-
-        def word(region: str, tile: Tile, major: Major) -> Int32:
-            return cute.arch.make_warp_uniform(SmemOperand(tile, major).at(context.smem.address(region)))
-
+        word = functools.partial(first_word, context.smem)
         return Operands(
             context.cfg.dtype, base + spans.Q, base + spans.S, base + spans.O, word("Q", KEYS_PANEL, Major.K),
             word("P", P_TILE, Major.K), word("K", KEYS_PANEL, Major.K), word("K", BY_KEYS, Major.MN),

@@ -6,11 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ....bwd.lists_plan import SparseBackwardOptions
 from ....pipeline.smem import Tile
-from ....runtime.dsl import cutlass
 from ...stages import CTA_ROWS, PANEL_COLUMNS
-from ..config import STATISTICS_BYTES
+from ..config import STATISTICS_BYTES, ListsBackwardConfig
 
 HEADS = CTA_ROWS  # of a tile: columns of scores
 KEYS = 128  # of a step: rows of scores
@@ -41,37 +39,12 @@ class Panel(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm100TransposedConfig(SparseBackwardOptions):
-    """A CTA has up to 64 query heads of a list's key/value head. The fields are the compile key."""
+class Sm100TransposedConfig(ListsBackwardConfig):
+    """Heads are columns of the products."""
 
-    smem_bytes: int
-    ctas: ClassVar[int] = 1
-    has_front: ClassVar[bool] = False
-    tile_m: ClassVar[int] = HEADS
     tile_n: ClassVar[int] = KEYS
+    cta_keys: ClassVar[int] = KEYS
     half: ClassVar[int] = HEADS // 2  # heads of a thread in a step
-    polynomial: ClassVar[int] = 0  # pairs of every 16 whose exp2 runs on the FMA units
-
-    @property
-    def ds_dtype(self) -> type[cutlass.Numeric]:
-        return self.dtype
-
-    @property
-    def q_tile(self) -> Tile:
-        return Tile(HEADS, self.head_dim)
-
-    @property
-    def do_tile(self) -> Tile:
-        return Tile(HEADS, self.head_dim_v)
-
-    @property
-    def k_tile(self) -> Tile:
-        """Rows that are loaded one by one."""
-        return Tile(KEYS, self.head_dim, pieces=KEYS)
-
-    @property
-    def v_tile(self) -> Tile:
-        return Tile(KEYS, self.head_dim_v, pieces=KEYS)
 
     @property
     def ring_stages(self) -> int:

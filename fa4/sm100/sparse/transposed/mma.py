@@ -18,9 +18,8 @@ from ....bwd.device.list_work import work_tile
 from ....core.constant import Constant
 from ....pipeline.cursor import Cursor, consume, produce
 from ....pipeline.ends import Ends
-from ....pipeline.smem import Tile
 from ... import tmem
-from ...mma import Major, SmemOperand, Umma
+from ...mma import Major, SmemOperand, Umma, first_word
 from ...stages import PANEL_COLUMNS
 from .config import BY_COLUMNS, BY_KEYS, DS_TILE, HEADS, HEADS_PANEL, KEYS, Sm100TransposedConfig
 from .context import Sm100TransposedContext
@@ -67,11 +66,6 @@ def commit(cursor: Cursor) -> None:
         cursor.commit()
 
 
-def word(context: Sm100TransposedContext, region: str, tile: Tile, major: Major) -> Int32:
-    """Low descriptor word of a region's first tile."""
-    return cute.arch.make_warp_uniform(SmemOperand(tile, major).at(context.smem.address(region)))
-
-
 @dataclass(frozen=True)
 class Descriptors(Constant):
     """Low descriptor words of the first panels of Q and dO, of dS, and of the ring's first stage in its forms; and the
@@ -91,12 +85,12 @@ class Descriptors(Constant):
     @staticmethod
     def of(context: Sm100TransposedContext) -> Descriptors:
         base, spans = tmem.base(context.smem), context.tmem
-        q, do = (word(context, region, HEADS_PANEL, Major.K) for region in ("Q", "dO"))
+        q, do = (first_word(context.smem, region, HEADS_PANEL, Major.K) for region in ("Q", "dO"))
         forms = (BY_COLUMNS, Major.K), (BY_KEYS, Major.MN), (BY_COLUMNS, Major.MN)
-        by_columns, by_keys, odd_panel = (word(context, "left", *form) for form in forms)
+        by_columns, by_keys, odd_panel = (first_word(context.smem, "left", *form) for form in forms)
         return Descriptors(
             context.cfg.dtype, base + spans.S, base + spans.dP, base + spans.dQ, q, do,
-            word(context, "dS", DS_TILE, Major.MN), by_columns, by_keys, odd_panel,
+            first_word(context.smem, "dS", DS_TILE, Major.MN), by_columns, by_keys, odd_panel,
         )  # fmt: skip
 
 

@@ -20,10 +20,10 @@ from ....core.constant import Constant
 from ....pipeline.cursor import ALL, Cursor, consume, produce
 from ....pipeline.ends import Ends
 from ... import tmem
-from ...mma import Major, SmemOperand, Umma
+from ...mma import Major, SmemOperand, Umma, first_word
 from .config import HEADS, HEADS_PANEL, INSTANCES, SUM_COLUMNS, Place
 from .context import Sm100TransposedContext
-from .mma import WORDS, word
+from .mma import WORDS
 
 
 @cute.jit
@@ -92,7 +92,7 @@ class Operands(Constant):
     def of(context: Sm100TransposedContext) -> Operands:
         base, spans = tmem.base(context.smem), context.tmem
         addresses = [base + column for column in (spans.over_S, spans.over_dP, spans.P, spans.dS)]
-        rows = [word(context, region, HEADS_PANEL, Major.MN) for region in ("Q", "dO")]
+        rows = [first_word(context.smem, region, HEADS_PANEL, Major.MN) for region in ("Q", "dO")]
         return Operands(context.cfg.dtype, context.cfg.do_tile.panels, *addresses, *rows)
 
 
