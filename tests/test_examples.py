@@ -26,6 +26,7 @@ def test_each_example_is_run():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*ALONE, *TOGETHER}
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", ALONE)
 def test_an_example_runs(name, monkeypatch, capsys):
     if name == "finetune_transformers":

@@ -40,6 +40,7 @@ def test_a_step_can_be_run(step, dry):
             assert not name or re.search(rf"^def {name}\(", text, re.MULTILINE), word
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("step", [step for step in first_day.STEPS if "-k" in step.command], ids=lambda step: step.name)
 def test_a_choice_of_tests_is_not_empty(step):
     command = [sys.executable, *step.command, "--collect-only"]
@@ -140,6 +141,7 @@ def test_a_report_is_sent_to_the_address_of_pyproject(monkeypatch, tmp_path):
     assert Path(f"{report.folder}.zip").exists()
 
 
+@pytest.mark.rotates(2)
 def test_a_dry_run_measures_and_draws(tmp_path):
     folder = tmp_path / "report"
     result = call("--dry-run", "--only", "times", "--only", "plots", "--only", "summary", "--report", str(folder))

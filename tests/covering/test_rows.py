@@ -28,7 +28,7 @@ def _labels(where: Where, array: str) -> list[str]:
     return [label for label in labels(where) if label.startswith((f"{array}:", f"{array}-"))]
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("array", PAIRS)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_row_on_an_emulated_chip(chip, array, seed):

@@ -54,6 +54,7 @@ DESCALES = {
 }
 
 
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize("chip", [None, "sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("name", CALLS)
 def test_it_equals_a_call_in_16_bits(name, chip, seed):

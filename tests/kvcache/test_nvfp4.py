@@ -99,6 +99,7 @@ def test_queries_of_8_bits(seed):
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", CHIPS)
 def test_every_number_times_every_scale_is_taken_exactly(backend, dtype, seed):
@@ -134,6 +135,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_append_kernel_rounds_as_the_recipe(dtype, seed):
     draw = torch.Generator().manual_seed(seed)
@@ -307,6 +309,7 @@ def test_no_row_is_written_before_an_error(seed):
     assert torch.equal(given["k_cache"].view(torch.uint8), before)
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90a", "sm_100a"])
 def test_scales_of_unused_rows_may_hold_anything(chip, seed):
     """Beside a sequence that is empty."""

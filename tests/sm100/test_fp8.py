@@ -55,6 +55,7 @@ def test_case_is_right(case, seed):
     cases.assert_right(judged(problem, out, lse), f"{case.name}, seed {seed}")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("columns", [64, 128, 96])
 def test_a_pair_of_ctas(columns, seed, monkeypatch):
     """Each CTA has half of V's columns, a part of a panel. No row of the tables asks for it at these head dims."""
@@ -68,6 +69,7 @@ def _with_pairs(choice):
     return replace(choice, row=replace(choice.row, ctas=2))
 
 
+@pytest.mark.rotates(4)
 def test_strides_orders_and_repeats_change_no_bit(seed):
     case = CASES[3]
     problem, arguments = of_heads(cases.make(case, seed), seed, 100)
@@ -95,7 +97,7 @@ def test_what_is_recorded_is_compiled(changes, names, tmp_path):
     assert {key[0] for _, key in compiled_ahead(tmp_path, problem)} == names
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -125,6 +125,7 @@ def test_deterministic_gradients_repeat(precision, seed):
     assert all(torch.equal(x, y) for x, y in zip(first[:3], second[:3]))
 
 
+@pytest.mark.rotates(2)
 def test_keys_that_no_query_sees(precision, seed):
     """Their CTAs have no step, and must not leave anything for the memory that they free."""
     case = Case("unseen", seqlen_q=140, seqlen_k=500, head_dim=64, window_size=(9, 0))
@@ -187,6 +188,7 @@ def test_every_head_dim_fits_the_chip():
         assert cfg.wide_ds == (ds_dtype(keys) == torch.float8_e5m2)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "changes",
     [

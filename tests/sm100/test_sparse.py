@@ -30,7 +30,7 @@ CASES = (
 )
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients(case, seed):
     lists.check_schedules(check, draw(case, seed), seed, str(case))
@@ -75,6 +75,7 @@ def test_heads_at_unequal_distances(seed):
     check(drawn, seed, "random", "heads first")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     ("backend", "deterministic", "head_dim", "is_served"),
     [("auto", False, 320, True), ("auto", True, 320, True), ("sm80", False, 64, False), ("auto", False, 136, False)],

@@ -50,6 +50,7 @@ def check(case, seed, schedule, magnitude=1.0):
     return out
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results(case, seed):
     """They have equal bits under all schedules."""

@@ -62,6 +62,7 @@ def test_gradients_of_named_case(case, tiles, seed):
     check_gradients(KERNELS, cases.make(case, seed), seed, SCHEDULES[seed % len(SCHEDULES)], tiles)
 
 
+@pytest.mark.rotates(2)
 @ROWS
 def test_gradients_have_the_same_bits_in_any_order_of_events(tiles, seed):
     """No kernel adds across CTAs: also without `deterministic`."""

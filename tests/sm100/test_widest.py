@@ -50,6 +50,7 @@ def test_named_case(case, seed):
         check_gradients(KERNELS, cases.make(case, seed), seed, SCHEDULES[seed % len(SCHEDULES)])
 
 
+@pytest.mark.rotates(3)
 def test_gradients_have_the_same_bits_in_any_order_of_events(seed):
     """No kernel adds across CTAs: also without `deterministic`."""
     case = Case("causal", seqlen_q=150, seqlen_k=280, heads_q=2, heads_kv=1, head_dim=512, causal=True)
@@ -102,7 +103,7 @@ CACHES = (
 )  # fmt: skip
 
 
-@pytest.mark.rotates(7)
+@pytest.mark.rotates(14)
 @pytest.mark.parametrize("case", CACHES, ids=str)
 def test_cache(case, seed):
     built = build(case, seed)
@@ -111,6 +112,7 @@ def test_cache(case, seed):
     built.assert_right(result, f"seed {seed}")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_queries_beyond_float16_beside_8bit_rows(softcap, seed):
     """Rows of Q get scales of their own."""
@@ -120,6 +122,7 @@ def test_queries_beyond_float16_beside_8bit_rows(softcap, seed):
     built.assert_right(result, f"seed {seed}")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("fp8", [None, "both"])
 @pytest.mark.parametrize("splits", [3, pytest.param(7, marks=pytest.mark.soak)])
 def test_parts_of_the_keys(splits, fp8, seed):
@@ -131,6 +134,7 @@ def test_parts_of_the_keys(splits, fp8, seed):
     built.assert_right(result, f"seed {seed}")
 
 
+@pytest.mark.rotates(3)
 def test_converted_stages_are_handed_over_without_waiting_for_loads(seed):
     """An arrival with release.cluster and fence.proxy.async.shared::cluster compile to MEMBAR.ALL.GPU, which would wait
     for the loads in flight. P has both, in each of the softmax's three loops; stages have neither."""
@@ -144,7 +148,7 @@ def test_converted_stages_are_handed_over_without_waiting_for_loads(seed):
         assert sum(slow in opcode for opcode in opcodes) <= 3, slow
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(12)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -66,7 +66,7 @@ LATENT = AttentionSpec(torch.bfloat16, 576, 512, 16, 1, 0.1, window_right=0, has
 E4M3, INT8, ROWS = torch.float8_e4m3fn, torch.int8, scaled_rows.DTYPE
 
 
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -88,6 +88,7 @@ def test_latents_spill_nothing_and_products_are_not_serialised(changes, tmp_path
     assert static.problems(machine_code(forward, tmp_path)[1]) == []
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("changes", [{}, dict(has_leftpad=True, page_size=24)], ids=str)
 def test_lists_of_latents_spill_nothing_in_ctas_of_several_tiles(changes, tmp_path, disassembler):
     """A copy is one instruction: its offsets are in it. Two instances copy 64 rows of 9 panels each by 64 threads."""

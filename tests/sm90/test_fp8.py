@@ -50,7 +50,7 @@ def run(case, seed, arguments, problem, **changes):
         return problem.call(**arguments | changes)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("case", (*CASES, LONG, *WIDE), ids=str)
 def test_case_is_right(case, seed):
     problem, arguments = of_heads(cases.make(case, seed), seed, 90)
@@ -63,6 +63,7 @@ def test_case_is_right(case, seed):
     cases.assert_right(judged(problem, out, lse), f"{case.name}, seed {seed}")
 
 
+@pytest.mark.rotates(4)
 def test_strides_orders_and_repeats_change_no_bit(seed):
     case = CASES[3]
     problem, arguments = of_heads(cases.make(case, seed), seed, 90)
@@ -102,6 +103,7 @@ def test_what_is_recorded_is_compiled(tmp_path):
     assert keys == {"sm90.fp8", "fwd.transpose"}
 
 
+@pytest.mark.rotates(4)
 def test_training_takes_its_forward(seed):
     """The backward is that of the numbers that the forward multiplied."""
     generator = torch.Generator().manual_seed(seed)
@@ -154,7 +156,7 @@ def test_transposition(columns, keys, used, seed):
     assert torch.equal(result, expected[:, rows].permute(0, 2, 3, 1))
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -201,6 +203,7 @@ def test_what_it_takes(changes, is_taken):
     assert ("e4m3" in found.tiles) == is_taken, str(found)
 
 
+@pytest.mark.rotates(4)
 def test_the_reference_adds_as_the_tensor_core(seed):
     """Also where products cancel each other, so that few bits are left of the scores, which lse shows."""
     draw = torch.Generator().manual_seed(seed)

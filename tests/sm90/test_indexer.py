@@ -64,6 +64,7 @@ def check(case, result, seed):
     assert error(problem.flat(result), oracle.scores(problem)) <= allowed, f"{case}, seed {seed}"
 
 
+@pytest.mark.rotates(2)
 @named
 def test_scores(case, seed, monkeypatch):
     """Equal bits under two schedules, with one CTA for a tile's keys and with several."""

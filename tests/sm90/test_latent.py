@@ -62,7 +62,7 @@ CASES = (
 )
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case, seed):
     built = build(case, seed)
@@ -72,6 +72,7 @@ def test_case(case, seed):
         built.assert_right(result, f"{schedule}, seed {seed}")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("splits, page_size", [(3, 64), (3, 1), pytest.param(7, 64, marks=pytest.mark.soak)])
 def test_parts_of_the_keys(splits, page_size, seed):
     """More parts than one sequence has blocks."""
@@ -82,6 +83,7 @@ def test_parts_of_the_keys(splits, page_size, seed):
     built.assert_right(result, f"seed {seed}")
 
 
+@pytest.mark.rotates(3)
 def test_maxima_that_grow_from_block_to_block(seed):
     """Keys are visited from the last to the first. Each block's largest score is far above that of the block before, so
     that each warpgroup rescales O for its own blocks and for the other's."""
@@ -99,6 +101,7 @@ def test_maxima_that_grow_from_block_to_block(seed):
     built.assert_right(result, f"seed {seed}")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_queries_beyond_float16_beside_8bit_rows(softcap, seed):
     """Rows of Q get scales of their own."""
@@ -172,6 +175,7 @@ def test_a_view_of_the_cache_is_recognised(seed):
     assert kernels == 3 * ["latent", "widest"]
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("is_view", [True, False])
 def test_lists_of_latents(is_view, seed):
     """A v that is a view of k is recognised; a copy runs kernels that load both. Lists of one block, of several, and

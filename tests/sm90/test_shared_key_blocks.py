@@ -30,6 +30,7 @@ def row(tile_m: int, parts: int | None) -> BackwardTiles:
     return BackwardTiles(tile_m, first_writer=True, parts=parts)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     ("tiles", "case"),
     [

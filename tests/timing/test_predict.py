@@ -82,6 +82,7 @@ OF_SLOTS = [  # GPU, problem, tiles of the portable kernels, CTAs of a multiproc
 ]
 
 
+@pytest.mark.rotates(2)
 @needs_machine_code
 @pytest.mark.parametrize(("gpu", "problem", "tiles", "resident", "cycles"), OF_SLOTS)
 def test_portable_kernels_on_consumer_blackwell_stay_as_predicted(gpu, problem, tiles, resident, cycles):

@@ -24,6 +24,7 @@ needs_machine_code = pytest.mark.skipif(assembler() is None, reason="the clock i
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.rotates(3)
 @needs_machine_code
 @pytest.mark.parametrize("gpu", ["H100", "B200", "B300"])
 def test_shared_heads_and_windows_are_predicted(gpu):

@@ -58,6 +58,7 @@ def run(mode: str, check: bool = True, **variables: str) -> subprocess.Completed
     return done
 
 
+@pytest.mark.rotates(2)
 def test_a_recorded_model_launches_without_the_compiler(compiled):
     """Forward, backward, caches, latents and functions, by the process that compiles nothing. Nothing is written."""
     kernels = list(manifest.kernels(compiled))
@@ -79,6 +80,7 @@ def test_kernels_are_listed(compiled, monkeypatch):
     assert "head_dim 576" in latent and "cache " in latent
 
 
+@pytest.mark.rotates(2)
 def test_only_the_process_that_compiles_imports_the_compiler():
     rows = first_call.rows_of("forward", 1, None)
     assert [(row["cache"], row["compiler"], row["imports_dsl"]) for row in rows] == [
@@ -88,6 +90,7 @@ def test_only_the_process_that_compiles_imports_the_compiler():
     ]
 
 
+@pytest.mark.rotates(2)
 def test_a_missing_kernel_names_the_nearest(compiled, tmp_path):
     root = shutil.copytree(compiled.parent, tmp_path / "kernels")
     folder = root / compiled.name
@@ -100,6 +103,7 @@ def test_a_missing_kernel_names_the_nearest(compiled, tmp_path):
     assert "the nearest has " in message and "varlen False instead of True" in message
 
 
+@pytest.mark.rotates(2)
 def test_a_directory_of_other_sources_is_not_used(compiled, tmp_path):
     root = shutil.copytree(compiled.parent, tmp_path / "kernels")
     facts = manifest.toolchain(root / compiled.name)
@@ -119,6 +123,7 @@ def test_a_truncated_kernel_is_an_error_and_no_crash(compiled, tmp_path):
             linked.load(entry, jit._SYMBOL, compiled / RUNTIME_LIBRARY)
 
 
+@pytest.mark.rotates(2)
 def test_the_compiler_is_not_imported_for_what_is_on_disk(compiled):
     """Where CuTe DSL is installed, a process with a filled cache does not import it either."""
     launched = run("installed", FA4_CACHE_DIR=str(compiled.parent)).stdout

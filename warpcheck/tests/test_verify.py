@@ -36,6 +36,7 @@ def verify(folder, *words: str) -> tuple[int, dict, str]:
     return done.exit_code, json.loads(out.read_text()), done.output
 
 
+@pytest.mark.rotates(2)
 def test_verdicts_of_candidates(tmp_path):
     written(tmp_path, "clean")
     written(tmp_path, "racy", "early release")
@@ -58,6 +59,7 @@ def test_verdicts_of_candidates(tmp_path):
     assert clean["mutants"]["judged"] == 3 and clean["mutants"]["killed"] + len(clean["mutants"]["survivors"]) == 3
 
 
+@pytest.mark.rotates(2)
 def test_findings_of_other_severities_may_be_what_counts(tmp_path):
     written(tmp_path, "racy", "early release")
     _, whole, _ = verify(tmp_path, "--fail-on", "leftover")
@@ -65,6 +67,7 @@ def test_findings_of_other_severities_may_be_what_counts(tmp_path):
     assert row["verdict"] != "findings" and "race" in {finding["kind"] for finding in row["findings"]}
 
 
+@pytest.mark.rotates(2)
 def test_a_candidate_that_does_not_end_is_stopped(tmp_path):
     (tmp_path / "endless.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)")
     code, whole, _ = verify(tmp_path, "--limit", "8")
