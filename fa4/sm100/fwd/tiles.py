@@ -126,9 +126,9 @@ TILES = (
          "16k, 32k, 64k: 1595, 1644, 1679; one CTA 1582, 1609, 1634"),
     Rule("one CTA", OTHERWISE, TileShape(), "two Q tiles ping-pong"),
 )  # fmt: skip
-# Pairs of every 16 (words, if P is in shared memory) whose exp2 runs on the FMA units. At (192, 128) the products of 16
-# bits take longer than all exponentials, but do not hide them: a tile's softmax overlaps the products of the other tile
-# only, which take half as long as the exponentials of both tiles.
+# Pairs of every 16 (words, if P is in shared memory) whose exp2 runs on the FMA units. Products of head dims above 64
+# take longer than all exponentials, but do not hide them: a tile's softmax overlaps the products of the other tile
+# only, which take half as long as the exponentials of both tiles. Evidence: machine code of CUDA 13's assembler.
 POLYNOMIALS = (
     Rule("exp2 0/16", MEMORY_BOUND | Condition("sm_103", lambda case: case.chip.number == 103), 0,
          "the special-function unit is no bound; that of sm_103 is twice as fast"),
@@ -136,12 +136,9 @@ POLYNOMIALS = (
          "d = 64 full 1315, causal 1122; by 10/16 1212 and 1071"),
     Rule("e4m3, exp2 10/16", SMEM_P, 10,
          "a line costs less than a polynomial: d = 128 full 2690, by 11/16 2604; causal 2100, by 11/16 2014"),
-    Rule("exp2 5/16", NARROW_V, 5,
-         "exp2 takes twice the cycles of the product"),
-    Rule("exp2 6/16", FULL & Condition("head_dim <= 128", lambda case: case.spec.head_dim <= 128), 6,
-         "shortest latency from S to P in unmasked blocks: d = 128 1720, by 4/16 1609"),
-    Rule("exp2 4/16", OTHERWISE, 4, "shortest latency from S to P, which the products of the other tile wait for: "
-         "(192, 128) full 1919, by 0/16 1804; d = 128 causal 1575, by 6/16 1562"),
+    Rule("exp2 6/16", OTHERWISE, 6,
+         "shortest latency from S to P, 16k by 4/16, 5/16, 6/16: d = 64 full 844, 959, 1003, causal 866, 933, 944; "
+         "d = 128 full 1606, 1595, 1748, causal 1573, 1572, 1626; (192, 128) full 1837, 1866, 1927"),
 )  # fmt: skip
 # For 32k tokens on 148 SMs, a simulation ends 6 to 20% after the ideal time if CTAs stride through the tiles, and 1 to
 # 3% if CTAs get tiles one by one. A tile then takes 3,800 cycles in a CTA that stays, 9,900 in a new CTA.
