@@ -57,7 +57,7 @@ class RadixConfig(Constant):
         keys = max(1 << max(columns - 1, 0).bit_length(), 1 << 13)
         candidates = min(max(1 << max(3 * topk - 1, 0).bit_length(), 1 << 11), 1 << 13)
         sample = candidates // 2
-        if 3 * topk <= candidates:  # every n-th score of the longest row, n = candidates / 128
+        if 3 * topk <= candidates:  # there is room for what a low bound lets through
             sample = min(sample, max(candidates // 8, 128 * keys // candidates))
         return RadixConfig(keys, candidates, sample)
 
