@@ -1,7 +1,7 @@
 """Kernel of the exact top-k: one CTA selects from one row of scores, see `selection` for the order of scores.
 
-1. A lower bound. From a sample of the row, the CTA finds a score that a little more than `topk` scores of the row
-   should reach. Rows that fit in the candidates need no bound.
+1. A lower bound. From a sample of the row, the CTA finds a score that `topk` to twice as many scores of the row should
+   reach. Rows that fit in the candidates need no bound.
 2. One pass over the row collects the scores from this bound on in shared memory, in any order: the candidates.
 3. A radix select, 8 bits at a time, finds the last chosen score and how many of its equals are chosen. It reads the
    candidates or, if these are fewer than `topk` or do not fit, the row again. So the result is exact in any case.
@@ -43,16 +43,23 @@ CANDIDATES, DIGIT, REST, ABOVE, EQUAL = range(5)
 
 @dataclass(frozen=True, slots=True)
 class RadixConfig(Constant):
-    """The fields are the compile key. keys: upper bound of a row's length. candidates: that fit, a multiple of 2."""
+    """The fields are the compile key. keys: upper bound of a row's length. candidates: that fit. sample: scores that a
+    bound is found from, at most half of the candidates."""
 
     keys: int
     candidates: int
+    sample: int
 
     @staticmethod
     def of(columns: int, topk: int) -> RadixConfig:
-        """Return the configuration of a call; powers of two, so that few kernels serve all lengths."""
+        """Return the configuration of a call; powers of two, so that few kernels serve all lengths. A small sample is
+        faster, but its bound is lower: more scores reach it."""
         keys = max(1 << max(columns - 1, 0).bit_length(), 1 << 13)
-        return RadixConfig(keys, min(max(1 << max(3 * topk - 1, 0).bit_length(), 1 << 11), 1 << 13))
+        candidates = min(max(1 << max(3 * topk - 1, 0).bit_length(), 1 << 11), 1 << 13)
+        sample = candidates // 2
+        if 3 * topk <= candidates:  # there is room for what a low bound lets through
+            sample = min(sample, max(candidates // 8, 128 * keys // candidates))
+        return RadixConfig(keys, candidates, sample)
 
     @property
     def words(self) -> int:
@@ -250,7 +257,7 @@ def select_row(memory: cutlass.Constexpr[Memory], row: Row, topk: Int32, target:
         memory.shared[thread_idx()] = Int32(0)
     bound = Int32(LEAST)
     if row.count > cfg.candidates:
-        size = cfg.candidates // 2
+        size = cfg.sample
         # Of the sample, as many are above the bound as the row's share, and four standard deviations more.
         share = Float32(topk) * (size / Float32(row.count))
         rank = Int32(share + 4.0 * cute.math.sqrt(share)) + 2

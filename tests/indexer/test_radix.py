@@ -88,7 +88,7 @@ def test_both_sources_of_the_radix_select(seed):
     generator = torch.Generator().manual_seed(seed)
     scores, counts = scores_of("few_values", 2, 6000, generator), torch.tensor([6000, 4097], dtype=torch.int32)
     results = [
-        selected(scores, counts, 1000, seed, cfg=radix.RadixConfig(8192, candidates))
+        selected(scores, counts, 1000, seed, cfg=radix.RadixConfig(8192, candidates, candidates // 2))
         for candidates in (8192, 2048, 512)
     ]
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2]), f"seed {seed}"
@@ -124,6 +124,18 @@ def test_what_the_kernel_lacks(seed):
             fa4.indexer_scores(q, k, w, backend="sm80")
         with pytest.raises(fa4.NoBackend, match="'sm90' cannot compute scores of the indexer: needs sm_90"):
             fa4.indexer_topk(q, k, w, 2, backend="sm90")
+
+
+@pytest.mark.parametrize("topk", [64, 100, 341, 512, 682, 683, 1000, 1365, 1366, 2048, 2730])
+def test_scores_above_the_bound_of_a_small_sample_fit(topk):
+    """Where the sample is smaller than possible: random scores that reach its bound fit in nearly all rows."""
+    for keys in (1 << 13, 1 << 14, 1 << 16, 1 << 17):
+        cfg = radix.RadixConfig.of(keys, topk)
+        for count in (keys // 2 + 1, keys):
+            share, step = topk * cfg.sample / count, count / cfg.sample
+            rank = int(share + 4 * share**0.5) + 2  # as `select_row` has it
+            if cfg.candidates < count and rank < cfg.sample < cfg.candidates // 2:
+                assert step * (rank + 3 * rank**0.5) <= cfg.candidates, f"{cfg}, {count} scores"
 
 
 @pytest.mark.parametrize("number", [80, 86, 90, 100, 120])

@@ -25,6 +25,7 @@ from .work import Work
 _CHUNK = 16  # bytes per thread and copy
 _LANES = PANEL_ROW_BYTES // _CHUNK  # lanes that copy the part of a row in one panel
 _ROWS = WARP // _LANES  # rows that a warp copies at a time
+_L2_LINE = 128  # bytes
 
 
 def copied_rows(cfg: ForwardVariant, warps: int = WARPS_PER_WARPGROUP) -> tuple[Int32, ...]:
@@ -111,5 +112,7 @@ def copy_async(source: cute.Pointer, smem_address: Int32, nbytes: Int32, offsets
 
 
 def prefetch(source: cute.Pointer, nbytes: int) -> None:
-    """Start to bring `nbytes` bytes, a multiple of 16, to the L2 cache."""
-    cute.arch.inline_ptx(f"cp.async.bulk.prefetch.L2.global [{{$r0}}], {nbytes};", read_only_args=[source.toint()])
+    """Start to bring `nbytes` bytes to the L2 cache. All lanes of a warp do so at the same time; bulk prefetches of its
+    lanes, whose addresses are in uniform registers, would be issued one by one."""
+    for line in range(0, nbytes, _L2_LINE):
+        cute.arch.inline_ptx(f"prefetch.global.L2 [{{$r0}}+{line}];", read_only_args=[source.toint()])
