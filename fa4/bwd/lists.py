@@ -17,7 +17,7 @@ from ..core.arguments import ALIGNMENT
 from ..core.sequence import align_strides, as_matrices
 from ..pipeline.kernel import Context, RoleKernel
 from ..runtime import jit
-from .lists_plan import SparseBackwardOptions
+from .lists_plan import ListsVariant
 
 
 class SparseTensors(NamedTuple):
@@ -60,10 +60,10 @@ class SparseContext(Context):
     """Arguments of a role's body."""
 
     args: SparseArguments
-    cfg: SparseBackwardOptions
+    cfg: ListsVariant
 
 
-Config = TypeVar("Config", bound=SparseBackwardOptions)
+Config = TypeVar("Config", bound=ListsVariant)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -14,8 +14,8 @@ from ..runtime.device import Chip
 from ..runtime.spec import AttentionSpec, Saved
 
 
-class SparseBackwardOptions(Variant):
-    """What the code here needs of a chip's configuration."""
+class ListsVariant(Variant):
+    """What the host needs of the configuration of a chip's kernels of lists."""
 
     __slots__ = ()
 

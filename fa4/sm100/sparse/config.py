@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ...bwd.lists_plan import SparseBackwardOptions
+from ...bwd.lists_plan import ListsVariant
 from ...pipeline.smem import Tile
 from ...runtime.dsl import cutlass
 from ..stages import CTA_ROWS, PAIR, PANEL_COLUMNS
@@ -37,7 +37,7 @@ class Product(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListsConfig(SparseBackwardOptions):
+class ListsConfig(ListsVariant):
     """What the kernels of lists share: a CTA has up to 64 query heads of a list's key/value head, and loads rows of
     `cta_keys` listed keys in a step, one by one. The fields are the compile key."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...bwd.lists_plan import SparseBackwardOptions
+from ...bwd.lists_plan import ListsVariant
 from ...pipeline.smem import Tile
 from ..wgmma import ROWS, Major, SmemOperand, Wgmma
 
@@ -18,7 +18,7 @@ SUM_PADDING = 16  # bytes after a row of dK or dV in shared memory, against bank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseBackwardConfig(SparseBackwardOptions):
+class SparseBackwardConfig(ListsVariant):
     """A CTA has `tile_m` query heads of a list's key/value head, all of them if they are 128 or fewer. The fields are
     the compile key.
 
