@@ -11,10 +11,11 @@ from warpcheck.machine import SCHEDULES
 
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
+from fa4.runtime import jit
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm90.bwd.common.config import ByQueries
-from fa4.sm90.bwd.common.launch_order import LaunchOrder
+from fa4.sm90.bwd.common.launch_order import L2_GROUP_BYTES, LaunchOrder
 from fa4.sm90.bwd.config import ByColumns
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.plan import Sm90Backward, configure
@@ -191,6 +192,26 @@ def test_whoever_comes_first_stores_and_others_add(window, heads_kv, seed):
     problem = cases.make(Case("unordered", seqlen_q=360, seqlen_k=420, **shape), seed)
     for schedule in SCHEDULES:
         check_gradients(KERNELS, problem, seed, schedule, sms=3)
+
+
+def test_key_blocks_that_start_close_to_each_other_have_right_gradients(seed, monkeypatch):
+    """As where the queries of all running heads exceed the L2: evenly spaced, the starts are two or three steps
+    apart."""
+    monkeypatch.setattr(LaunchOrder, "most_apart", property(lambda cfg: 1))
+    # Compile keys do not tell this kernel from the usual one.
+    monkeypatch.setattr(jit, "_launchers", {})
+    monkeypatch.setattr(jit, "cache_directory", lambda: None)
+    problem = cases.make(Case("close", seqlen_q=900, seqlen_k=420, heads_q=2, heads_kv=2, head_dim=128), seed)
+    for schedule in SCHEDULES:
+        check_gradients(KERNELS, problem, seed, schedule, sms=4)
+
+
+@pytest.mark.parametrize(("row", "head_dim"), [("d128", 128), ("d128_parts", 128), ("d64", 64), ("d192", 192)])
+def test_starts_are_so_close_that_l2_holds_the_queries_between_them(row, head_dim):
+    cfg = config(head_dim, ROW[row])
+    of_a_step = cfg.sms * cfg.tile_m * cfg.query_bytes
+    assert cfg.staggered and cfg.most_apart == 2
+    assert cfg.most_apart * of_a_step <= L2_GROUP_BYTES < (cfg.most_apart + 1) * of_a_step
 
 
 @pytest.mark.soak

@@ -55,6 +55,14 @@ class LaunchOrder(BackwardVariant):
         return self.first_writer and not self.deterministic and not self.masked and not self.has_blocks
 
     @property
+    def most_apart(self) -> int:
+        """Maximum number of steps between the starts of consecutive staggered key blocks. A CTA comes to a query block
+        so many steps after the CTA before it. Meanwhile all CTAs of the chip load Q and dO and add to dQ of so many
+        steps; these bytes must not exceed the L2 budget. Evenly spaced starts are closer where the Q, dO and dQ of all
+        running heads fit the budget."""
+        return max(L2_GROUP_BYTES // (self.sms * self.tile_m * self.query_bytes), 1)
+
+    @property
     def ascending_order(self) -> bool:
         """True if ordered additions go by ascending key block: block b adds to every query block after block b - 1,
         whose CTA has a lower launch index. All CTAs iterate in the same direction, so block b runs some steps behind

@@ -18,22 +18,18 @@ from .context import Sm90StepsContext
 StepCoord = tuple[Int32, Int32]  # of a query head, and of a query block among its steps
 
 
-MOST_STEPS_APART = 4
-
-
 class Neighbours(NamedTuple):
     """Key blocks of a sequence whose CTAs run at the same time: `count` blocks; this one has index `rank`. most_apart:
-    maximum number of steps between the starts of two, or None: then they find Q, dO and the dQ sums of each other in
-    L2, also if few key blocks have many queries."""
+    see `LaunchOrder.most_apart`."""
 
     rank: Int32
     count: Int32
-    most_apart: Int32 | None
+    most_apart: Int32
 
     def steps_behind(self, blocks: Int32) -> Int32:
-        """Return how many of `blocks` steps this key block starts behind the first of the neighbours."""
-        evenly = self.rank * blocks // self.count
-        return evenly if self.most_apart is None else cutlass.min(evenly, self.rank * self.most_apart)
+        """Return how many of `blocks` steps this key block starts behind the first of the neighbours: evenly spaced,
+        but at most `most_apart` steps behind the one before it."""
+        return cutlass.min(self.rank * blocks // self.count, self.rank * self.most_apart)
 
 
 class Sm90BackwardWork(NamedTuple):
@@ -107,8 +103,7 @@ def work_tile(context: Sm90StepsContext) -> Sm90BackwardWork:
     if cfg.staggered:
         rank = keys.n_block % cfg.concurrent_blocks
         concurrent = (keys.k.count + cfg.cluster_tile_n - 1) // cfg.cluster_tile_n - (keys.n_block - rank)
-        most_apart = Int32(MOST_STEPS_APART) if cfg.parted else None
-        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks), most_apart)
+        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks), Int32(cfg.most_apart))
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     if cfg.parted:
         keys = part_of(keys, cute.size(context.args.key_sums, mode=[4]), cfg.group)
