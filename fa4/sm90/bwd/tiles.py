@@ -8,6 +8,7 @@ from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
 from ...runtime.conditions import BLOCKS, CAUSAL, DROPOUT, FULL, LEFT, TRACED, VARYING, TuningCase, head_dims, keys
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
+from .common.launch_order import STEPS_PER_BLOCK
 from .parts import parts_for
 
 
@@ -53,6 +54,19 @@ def _follows_soon(ctas: int) -> Condition:
     return Condition("blocks in order start soon", holds)
 
 
+def _follows_closely(tile_m: int) -> Condition:
+    """Condition that the key blocks of a head are few for its queries, without a mask. Each starts about a step behind
+    the one before it, so the last one ends late by as many steps as there are key blocks."""
+
+    def holds(case: TuningCase) -> bool:
+        spec, extent = case.spec, case.extent
+        blocks = min(-(-extent.max_seqlen_k // 128), case.chip.sms)
+        steps = -(-extent.max_seqlen_q // tile_m) * spec.group // parts_for(spec, extent, case.chip)
+        return spec.window_right is None and steps >= STEPS_PER_BLOCK * blocks
+
+    return Condition("few key blocks for its queries", holds)
+
+
 def _panels(columns: int) -> int:
     return -(-columns // 64)
 
@@ -79,6 +93,9 @@ TILES = (
     Rule("d64_parts", FEW_BLOCKS & head_dims(64), BackwardTiles(128, first_writer=True, parts=None), "as d128_parts"),
     Rule("d64", head_dims(64), BackwardTiles(128, first_writer=True), "full, causal 4k: 518, 473 (cleared 520, 458)"),
     Rule("blocks", head_dims(128) & BLOCKS, BackwardTiles(64), "first_writer is not measured with lists of blocks"),
+    Rule("d128_parts_ordered", FEW_BLOCKS & FULL & head_dims(128) & ~head_dims(96) & ~SOFTCAP & _follows_closely(80),
+         BackwardTiles(80, ordered=True, parts=None),
+         "H200, 32,760 queries, 512 keys, 40 and 12 heads: 434, 417 (no order 407, 397)"),
     Rule("d128_parts", FEW_BLOCKS & FULL & head_dims(128) & ~head_dims(96) & ~SOFTCAP,
          BackwardTiles(80, first_writer=True, parts=None),
          "H200, 32,760 queries, 512 keys, 40 and 12 heads: 425, 397 (whole blocks, close together 320, 208; evenly "
@@ -100,6 +117,8 @@ TILES = (
     # In order, key blocks stay close to each other, so the dQ sums stay in L2.
     Rule("d128_ordered", head_dims(128) & CAUSAL & DENSE & (GROUPED | keys(16 << 10)), BackwardTiles(64, ordered=True),
          "causal 2k, 4k, 8k, 32/8 heads: 470, 565, 626 (no order 455, 522, 583); 16 heads, 16k: 649 (626)"),
+    Rule("d128_few_keys", head_dims(128) & FULL & DENSE & _follows_closely(80), BackwardTiles(80, ordered=True),
+         "H200, 16 heads, 16,384 queries, 1024 and 2048 keys: 524, 530 (no order 502, 517)"),
     Rule("d128", head_dims(128) & FULL & ~TRACED, BackwardTiles(80, first_writer=True),
          "full 1k, 4k: 479, 619 (cleared 441, 581)"),
     # With partially masked blocks a smaller tile_m wastes less; for a block mask it divides the mask's blocks.
@@ -108,6 +127,8 @@ TILES = (
     Rule("d192_softcap", FIVE_PANELS & SOFTCAP, BackwardTiles(32),
          "its slope needs the scores, and these the registers"),
     Rule("d192_mods", FIVE_PANELS & TRACED, BackwardTiles(32), "divides the blocks of masks; 4k: 2.0 of portable"),
+    Rule("d192_few_keys", FIVE_PANELS & FULL & DENSE & _follows_closely(48), BackwardTiles(48, ordered=True),
+         "H200, 16 heads of (192, 128), 16,384 queries, 1024 and 2048 keys: 472, 521 (no order 432, 464)"),
     Rule("d192", FIVE_PANELS, BackwardTiles(48, first_writer=True),
          "full 4k, 16k: 534, 554 (cleared 494, 540); causal 4k, 16k: 508, 570 (cleared 482, 557)"),
     Rule("three_panels_ordered",

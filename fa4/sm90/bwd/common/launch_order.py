@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 L2_GROUP_BYTES = 24 << 20  # L2 budget (H100: 50 MB) for what the pairs of an L2 group read and add to
 MIN_BLOCKS_PER_PAIR = 8  # minimum concurrent CTAs of a pair; they share its queries in L2
+STEPS_PER_BLOCK = 10  # ratio of a key block's steps to a pair's key blocks, above which the start lag hardly counts
 CHAIN_STEPS_PER_LAG = 40  # below this ratio of kernel steps to start lag, a query block gets several dQ sums
 MAX_SUMS = 16  # maximum of (dQ sums of a query block) x (pairs)
 MIN_STEPS_PER_LAG = 128  # minimum ratio of kernel steps to the start lag of the last CTA, by the L2 group size
@@ -112,7 +113,9 @@ class LaunchOrder(BackwardVariant):
     def chains(self, n_blocks: int, seqlen_q: int, pairs: int) -> int:
         """Return the number of dQ sums of a query block: 1, or more if ordered key blocks of few pairs would start
         late. Key block b adds to sum b % chains, after block b - chains. The number depends only on the problem and the
-        kind of chip, so results repeat."""
+        kind of chip, so results repeat. With few key blocks for the queries, a second sum takes longer than the lag."""
+        if self.group * -(-seqlen_q // self.tile_m) >= STEPS_PER_BLOCK * n_blocks:
+            return 1
         steps = max(1, n_blocks * pairs * self.group * -(-seqlen_q // self.tile_m))
         lag = min(n_blocks - 1, self.concurrent_blocks // pairs) * self.concurrent_blocks * CHAIN_STEPS_PER_LAG
         return max(1, min(-(-lag // steps), MAX_SUMS // pairs, n_blocks)) if self.ascending_order else 1
