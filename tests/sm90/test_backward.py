@@ -233,6 +233,57 @@ def test_few_key_blocks_of_many_queries_add_in_order(queries, keys, flags, row):
     assert tiles_for(spec, CHIP, ProblemSize(1, queries, keys)).name == row
 
 
+LAST = (
+    Case("two_blocks", seqlen_q=420, seqlen_k=420, heads_q=4, heads_kv=2, head_dim=64, window_size=(127, 0)),
+    Case("four_blocks", seqlen_q=300, seqlen_k=500, heads_q=2, heads_kv=2, head_dim=40, window_size=(300, 0)),
+    Case("to_the_right", seqlen_q=500, seqlen_k=500, heads_q=2, heads_kv=1, head_dim=64, window_size=(10, 200)),
+    Case("one_block", batch=2, seqlen_q=70, seqlen_k=110, heads_q=2, head_dim=32, window_size=(9, 0), sink=True),
+    Case("keys_that_no_query_meets", seqlen_q=150, seqlen_k=500, head_dim=64, window_size=(40, 0), softcap=9.0),
+)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.soak] * (i > 2), id=case.name)
+                                  for i, case in enumerate(LAST)])  # fmt: skip
+def test_the_last_key_block_in_the_order_stores_dq(case, seed):
+    """Nothing else writes dq, whose memory holds NaN before."""
+    problem = cases.make(case, seed)
+    results = {bits(check_gradients(KERNELS, problem, seed, x, ROW["d64_window"], sms=3)) for x in SCHEDULES}
+    assert len(results) == 1, f"seed {seed}"
+
+
+WINDOW = AttentionSpec(torch.bfloat16, 64, 64, 64, 8, 0.1, window_left=127, window_right=0, needs_backward=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "extent", "row"),
+    [
+        ({}, ProblemSize(1, 4096, 4096), "d64_window"),
+        ({"softcap": 9.0}, ProblemSize(1, 4096, 5000), "d64_window"),
+        ({"window_left": 1023}, ProblemSize(1, 4096, 4096), "d64"),
+        ({}, ProblemSize(1, 5000, 4096), "d64"),
+        ({"window_right": -1}, ProblemSize(1, 4096, 4096), "d64"),
+        ({"varlen": True}, ProblemSize(1, 4096, 4096), "d64"),
+        ({"head_dim": 16, "head_dim_v": 16}, ProblemSize(1, 4096, 4096), "d64"),
+    ],
+    ids=str,
+)
+def test_windows_in_which_every_query_sees_a_key_need_no_finish_kernel(flags, extent, row):
+    backward = Sm90Backward(replace(WINDOW, **flags), extent, CHIP)
+    assert backward.choice.name == row
+    assert backward.config(has_dlse=False).row_blocks.finishes == (row == "d64")
+
+
+def test_tiles_that_would_leave_out_dq_are_refused():
+    row = ROW["d64_window"]
+    with pytest.raises(ValueError, match="expected every query to see one"):
+        Sm90Backward(WINDOW, ProblemSize(1, 5000, 4096), CHIP, row)
+    for flags in ({"window_left": None}, {"window_right": None}, {"varlen": True}, {"head_dim": 16, "head_dim_v": 16}):
+        with pytest.raises(ValueError, match="last_finishes: expected"):
+            configure(replace(WINDOW, **flags), CHIP, False, row)
+    with pytest.raises(ValueError, match="last_finishes: expected"):
+        configure(WINDOW, CHIP, False, replace(row, ordered=False))
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", SERVED)

@@ -31,6 +31,7 @@ PAIR = (WIDE[0].replace("010", "020"), WIDE[1] + 5)
 # Each is compiled anew; the soak does the others of its kind of steps.
 CODE = [
     pytest.param(64, {"window_right": 0}, *STEPS, id="d64", marks=pytest.mark.soak),
+    pytest.param(64, {"window_left": 127, "window_right": 0}, *STEPS, id="d64_window"),
     pytest.param(96, {}, *ONE_HAS_DQ, id="d96", marks=pytest.mark.soak),
     pytest.param(128, {"window_right": 0}, *STEPS, id="d128"),
     pytest.param(128, {}, *STEPS, id="d128_full", marks=pytest.mark.soak),

@@ -123,11 +123,23 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
         return 4 * ROWS * sum(self.dq_extents)
 
     @property
+    def dq_tile(self) -> Tile | None:
+        """dq of 64 queries, staged in a consumer's dQ buffer."""
+        tile = Tile(ROWS, self.head_dim)
+        fits = self.division is Division.QUERIES and tile.nbytes <= self.dq_bytes
+        return tile if self.last_finishes and fits else None
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the dQ sum of other key blocks, to which the last key block adds its dQ."""
+        return CONSUMERS * self.dq_bytes if self.last_finishes else 0
+
+    @property
     def smem_used(self) -> int:
         """Shared memory in use, in bytes."""
         used = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * (self.q_tile.nbytes + self.rows_bytes)
         used += self.stages * self.do_tile.nbytes + self.ds_stages * self.ds_tile.nbytes
-        return used + self.dq_consumers * self.dq_bytes + BARRIER_BYTES
+        return used + self.dq_consumers * self.dq_bytes + self.sum_bytes + BARRIER_BYTES
 
     @property
     def semaphores(self) -> int:

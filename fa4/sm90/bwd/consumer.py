@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass.cute as cute
+from cutlass import Int32
 
 from ...core.constant import Constant
 from ...pipeline.cursor import Cursor, consume
@@ -19,6 +20,7 @@ from .config import Division
 from .context import Sm90BackwardContext
 from .dq_cursor import DqCursor
 from .epilogue import stage_gradients
+from .last_dq import block_before, stage_dq
 from .pointwise import clear_ds, compute_ds, compute_p, pack_p, step_scores
 
 
@@ -74,6 +76,14 @@ class BackwardConsumer(Constant):
             product.issue(d, a[None, None, None, of_a], b[None, None, None, of_b], False)
         return dq
 
+    def stage_dq(self, work: Sm90BackwardWork, m_block: Int32, last_dq: DqCursor, dq: list[cute.Tensor]) -> None:
+        """Stage the dQ of a step for the reduce warps. m_block: its query block. last_dq: cursor of the step before."""
+        if self.cfg.last_finishes:
+            stage_dq(self.context, work, m_block, self.index, last_dq, dq[0])
+        else:
+            last_dq.store(self.context, self.index, dq)
+        last_dq.next().arrive(self.index)
+
     def step(
         self, work: Sm90BackwardWork, coord: StepCoord, cursors: Cursors, is_partial: bool, has_dq: bool, is_first: bool
     ) -> None:
@@ -113,8 +123,7 @@ class BackwardConsumer(Constant):
             cfg.dk.issue(self.dk, ds_operand, self.q_columns[None, None, None, q.stage], True)
             wait(1)
             last_ds.arrive()
-            last_dq.store(context, self.index, dq)
-            last_dq.next().arrive(self.index)
+            self.stage_dq(work, block_before(work, coord), last_dq, dq)
         else:
             cfg.dk.issue(self.dk, ds_operand, self.q_columns[None, None, None, q.stage], True)
             wait(1)
@@ -149,5 +158,4 @@ class BackwardConsumer(Constant):
         dq = self.start_dq(cursors.last_ds, slice(None))
         stage_gradients(self.context, work, self)
         wait(0)
-        cursors.last_dq.store(self.context, self.index, dq)
-        cursors.last_dq.next().arrive(self.index)
+        self.stage_dq(work, work.stop - 1, cursors.last_dq, dq)

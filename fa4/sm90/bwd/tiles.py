@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, choose
-from ...runtime.conditions import BLOCKS, CAUSAL, DROPOUT, FULL, LEFT, TRACED, VARYING, TuningCase, head_dims, keys
+from ...runtime.conditions import (
+    BLOCKS,
+    CAUSAL,
+    DROPOUT,
+    FULL,
+    LEFT,
+    SAMPLED,
+    TRACED,
+    VARYING,
+    TuningCase,
+    head_dims,
+    keys,
+    window,
+)
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from .common.launch_order import STEPS_PER_BLOCK
@@ -20,7 +33,8 @@ class BackwardTiles:
     first writer stores dQ, so its sum needs no clearing. ordered: add in order even if determinism is not requested;
     then the first CTA in the order stores. pairs_per_group: (head, sequence) pairs in an L2 group, for ordered
     ascending key blocks; None: see `Sm90BackwardSteps.l2_group_that_follows`. parts: CTAs that share a key block; None:
-    see `parts_for`."""
+    see `parts_for`. last_finishes: the last key block in the order adds the sum to its dQ and stores dq, so that no
+    finish kernel runs."""
 
     tile_m: int
     q_stages: int = 2
@@ -32,6 +46,7 @@ class BackwardTiles:
     ordered: bool = False
     pairs_per_group: int | None = None
     parts: int | None = 1
+    last_finishes: bool = False
 
 
 ORDER_STEPS_PER_LAG = 80  # minimum ratio of steps to the start lag of the last CTA, for a net gain of order
@@ -52,6 +67,13 @@ def _follows_soon(ctas: int) -> Condition:
         return spec.window_right is not None or ORDER_STEPS_PER_LAG * lag * concurrent <= blocks * pairs * steps
 
     return Condition("blocks in order start soon", holds)
+
+
+def every_query_sees_a_key(spec: AttentionSpec, extent: ProblemSize) -> bool:
+    """Whether a key block adds to dQ of every query, whatever the lengths in a batch of `extent`."""
+    left, right = spec.window_left, spec.window_right
+    is_aligned = (left is None or left >= 0) and (right is None or right >= 0)
+    return is_aligned and not spec.lengths_vary and extent.max_seqlen_q <= extent.max_seqlen_k
 
 
 def _follows_closely(tile_m: int) -> Condition:
@@ -78,6 +100,7 @@ def _both_panels(limit: int) -> Condition:
 
 
 DENSE = ~TRACED & ~VARYING
+SEES_KEYS = Condition("every query sees a key", lambda case: every_query_sees_a_key(case.spec, case.extent))
 FEW_BLOCKS = Condition("few key blocks", lambda case: parts_for(case.spec, case.extent, case.chip) > 1)
 SOFTCAP = Condition("softcap", lambda case: case.spec.softcap > 0)
 SCORE_MOD = Condition("score_mod", lambda case: case.spec.mods is not None and case.spec.mods.score is not None)
@@ -91,6 +114,9 @@ _D256 = BackwardTiles(64, stages=1, tile_n=64, ctas=2)
 TILES = (
     Rule("d64_blocks", head_dims(64) & BLOCKS, BackwardTiles(128), "first_writer is not measured with lists of blocks"),
     Rule("d64_parts", FEW_BLOCKS & head_dims(64), BackwardTiles(128, first_writer=True, parts=None), "as d128_parts"),
+    Rule("d64_window", head_dims(64) & ~head_dims(16) & DENSE & window(512) & SEES_KEYS & ~SAMPLED,
+         BackwardTiles(128, ordered=True, last_finishes=True),
+         "EVIDENCE"),
     Rule("d64", head_dims(64), BackwardTiles(128, first_writer=True), "full, causal 4k: 518, 473 (cleared 520, 458)"),
     Rule("blocks", head_dims(128) & BLOCKS, BackwardTiles(64), "first_writer is not measured with lists of blocks"),
     Rule("d128_parts_ordered", FEW_BLOCKS & FULL & head_dims(128) & ~head_dims(96) & ~SOFTCAP & _follows_closely(80),

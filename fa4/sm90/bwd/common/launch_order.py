@@ -27,7 +27,7 @@ class LaunchOrder(BackwardVariant):
     tile_m: queries per step. sms: CTAs that the chip runs at a time. pairs_per_group: pairs in an L2 group, for ordered
     ascending key blocks; None: see `l2_group_that_follows`. chained: key blocks add to several sums of a query block's
     dQ, see `chains`. parted: several CTAs share a key block; each has some of the query blocks that see it, and the
-    same of every query head. first_writer: see `tiles`.
+    same of every query head. first_writer, last_finishes: see `tiles`.
     """
 
     tile_m: int
@@ -36,6 +36,7 @@ class LaunchOrder(BackwardVariant):
     chained: bool = False
     parted: bool = False
     first_writer: bool = False
+    last_finishes: bool = False
     column_unit: ClassVar[int] = K_PER_MMA
 
     @property
