@@ -233,6 +233,29 @@ def test_few_key_blocks_of_many_queries_add_in_order(queries, keys, flags, row):
     assert tiles_for(spec, CHIP, ProblemSize(1, queries, keys)).name == row
 
 
+WINDOW = AttentionSpec(torch.bfloat16, 64, 64, 64, 8, 0.1, window_left=127, window_right=0, needs_backward=True)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(127, 0), (63, 0), (100, 50), *(pytest.param(*x, marks=pytest.mark.soak) for x in ((0, 0), (200, -70), (9, 300)))],
+)
+@pytest.mark.parametrize("lengths", [None, ((150, 280), (70, 40), (0, 5), (9, 0))], ids=["one_length", "packed"])
+def test_consumers_compute_halves_of_steps_along_the_bounds_of_a_window(left, right, lengths, seed):
+    shape = dict(lengths=lengths) if lengths else dict(seqlen_q=400, seqlen_k=330)
+    case = Case("halves", heads_q=2, heads_kv=1, head_dim=64, window_size=(left, right), **shape)
+    check_gradients(KERNELS, cases.make(case, seed), seed, SCHEDULES[seed % len(SCHEDULES)], ROW["d64"])
+
+
+def test_steps_are_halved_in_windows_alone():
+    def halves(**flags) -> bool:
+        return configure(replace(WINDOW, **flags), CHIP, False, ROW["d64"]).halves_steps
+
+    assert halves() and halves(varlen=True) and halves(softcap=9.0)
+    assert not halves(window_left=None) and not halves(window_right=None)
+    assert not configure(WINDOW, CHIP, False, BackwardTiles(64)).halves_steps
+
+
 LAST = (
     Case("two_blocks", seqlen_q=420, seqlen_k=420, heads_q=4, heads_kv=2, head_dim=64, window_size=(127, 0)),
     Case("four_blocks", seqlen_q=300, seqlen_k=500, heads_q=2, heads_kv=2, head_dim=40, window_size=(300, 0)),
@@ -249,9 +272,6 @@ def test_the_last_key_block_in_the_order_stores_dq(case, seed):
     problem = cases.make(case, seed)
     results = {bits(check_gradients(KERNELS, problem, seed, x, ROW["d64_window"], sms=3)) for x in SCHEDULES}
     assert len(results) == 1, f"seed {seed}"
-
-
-WINDOW = AttentionSpec(torch.bfloat16, 64, 64, 64, 8, 0.1, window_left=127, window_right=0, needs_backward=True)
 
 
 @pytest.mark.parametrize(

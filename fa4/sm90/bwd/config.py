@@ -8,7 +8,7 @@ both consumers. See `common.config` for the products on transposed scores.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ...bwd.blocks import Placement
@@ -71,6 +71,20 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
     def trims(self) -> bool:
         """True if the first queries that see a CTA's keys may see none of the second consumer's keys."""
         return self.has_right and not self.has_blocks and self.tile_m == ROWS
+
+    @property
+    def halves_steps(self) -> bool:
+        """True if a consumer computes only half of the queries of a step where only these see its keys, as along both
+        bounds of a window."""
+        is_window = self.has_left and self.has_right and self.mods is None
+        return is_window and self.tile_m == CONSUMERS * ROWS and self.q_tile.panels == self.do_tile.panels == 1
+
+    @property
+    def half(self) -> Sm90BackwardConfig:
+        """Configuration of half a step. The stages of Q and dO are rings of tiles with half of the rows, which are
+        contiguous in a tile of one panel."""
+        stages = {name: CONSUMERS * getattr(self, name) for name in ("q_stages", "stages")}
+        return replace(self, tile_m=ROWS, last_finishes=False, **stages)
 
     @property
     def overlaps_last_dq(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import cutlass.cute as cute
@@ -42,6 +43,21 @@ class Cursors(NamedTuple):
         return Cursors._make(cursor.next() for cursor in self)
 
 
+class StepOperands(Constant):
+    """Operands of the products of a step, of all its queries or of half of them (`Sm90BackwardConfig.half`)."""
+
+    def __init__(self, context: Sm90BackwardContext, own_rows: Int32):
+        cfg = context.cfg
+        self.context, self.cfg = context, cfg
+
+        def ptr(name: str, offset=0) -> cute.Pointer:
+            return context.smem.pointer(name, cfg.dtype) + offset
+
+        self.k, self.v = cfg.scores.a_at(ptr("K", own_rows)), cfg.dp.a_at(ptr("V", own_rows))
+        self.q, self.do = cfg.scores.b_at(ptr("Q")), cfg.dp.b_at(ptr("dO"))
+        self.q_columns, self.do_columns = cfg.dk.b_at(ptr("Q")), cfg.dv.b_at(ptr("dO"))
+
+
 class BackwardConsumer(Constant):
     """Consumer, created once: channels, operands of the products, dV and dK accumulators, and its steps."""
 
@@ -63,9 +79,8 @@ class BackwardConsumer(Constant):
             self.dq_b = [product.b_at(ptr("dS", start)) for product, start in zip(cfg.dq, starts)]
         else:
             self.dq_a, self.dq_b = [cfg.dq[0].a_at(ptr("dS", own_rows))], [cfg.dq[0].b_at(ptr("K"))]
-        self.k, self.v = cfg.scores.a_at(ptr("K", own_rows)), cfg.dp.a_at(ptr("V", own_rows))
-        self.q, self.do = cfg.scores.b_at(ptr("Q")), cfg.dp.b_at(ptr("dO"))
-        self.q_columns, self.do_columns = cfg.dk.b_at(ptr("Q")), cfg.dv.b_at(ptr("dO"))
+        self.whole = StepOperands(context, own_rows)
+        self.half = StepOperands(replace(context, cfg=cfg.half), own_rows) if cfg.halves_steps else None
         self.dv, self.dk = cfg.dv.accumulator(), cfg.dk.accumulator()
 
     def start_dq(self, ds: Cursor, products: slice) -> list[cute.Tensor]:
@@ -85,25 +100,38 @@ class BackwardConsumer(Constant):
         last_dq.next().arrive(self.index)
 
     def step(
-        self, work: Sm90BackwardWork, coord: StepCoord, cursors: Cursors, is_partial: bool, has_dq: bool, is_first: bool
+        self,
+        work: Sm90BackwardWork,
+        coord: StepCoord,
+        cursors: Cursors,
+        is_partial: bool,
+        has_dq: bool,
+        is_first: bool,
+        half: Int32 | None = None,
     ) -> None:
         """Run one step on a block of queries. coord: (query head of the group, step). is_partial: some query may miss
-        some key. has_dq: compute dQ of the step before here."""
-        context, cfg, (q, do, ds, last_ds, last_dq) = self.context, self.cfg, cursors
+        some key. has_dq: compute dQ of the step before here. half: which half of the queries; None for all. No other
+        query sees a key of this consumer, so its dS of the others is zero."""
+        of, (q, do, ds, last_ds, last_dq) = self.whole if half is None else self.half, cursors
+        context, cfg, own = of.context, of.cfg, work
+        q_stage, do_stage, block, first_row = q.stage, do.stage, coord, 0
+        if half is not None:
+            q_stage, do_stage, first_row = CONSUMERS * q.stage + half, CONSUMERS * do.stage + half, half * ROWS
+            block, own = (coord[0], CONSUMERS * coord[1] + half), work._replace(mask=replace(work.mask, tile_m=ROWS))
         s, dp = cfg.scores.accumulator(), cfg.dp.accumulator()
         q.wait()
-        cfg.scores.issue(s, self.k[None, None, None, 0], self.q[None, None, None, q.stage], False)
+        cfg.scores.issue(s, of.k[None, None, None, 0], of.q[None, None, None, q_stage], False)
         if is_first:
             consume(self.ends.load_compute_V).wait()
         do.wait()
-        cfg.dp.issue(dp, self.v[None, None, None, 0], self.do[None, None, None, do.stage], False)
-        scores = step_scores(context, work, coord, is_partial)
-        rows = rows_of(context, q.stage)
+        cfg.dp.issue(dp, of.v[None, None, None, 0], of.do[None, None, None, do_stage], False)
+        scores = step_scores(context, own, block, is_partial)
+        rows = rows_of(self.context, q.stage) + first_row
         minus_lse = Statistic(rows, cfg)
 
         wait(1)
         p = compute_p(context, s, minus_lse, scores)
-        minus_delta = Statistic(rows + cfg.tile_m, cfg)
+        minus_delta = Statistic(rows + self.cfg.tile_m, cfg)
         ds.wait()  # here: keeps the compiler from moving exp2 behind the wait for dP
         wait(0)
         p_operand, ds_operand = cfg.dv.a_registers(), cfg.dk.a_registers()
@@ -111,8 +139,12 @@ class BackwardConsumer(Constant):
         packed_ds = compute_ds(context, s, p, minus_delta, dp, scores)
         fill(ds_operand, packed_ds)
 
-        store_ds(context, ds.stage, self.index, packed_ds)
-        cfg.dv.issue(self.dv, p_operand, self.do_columns[None, None, None, do.stage], True)
+        if half is None:
+            store_ds(context, ds.stage, self.index, packed_ds)
+        else:  # a panel of the step as a tile of two halves
+            store_ds(context, CONSUMERS * ds.stage + self.index, half, packed_ds)
+            clear_ds(context, CONSUMERS * ds.stage + self.index, 1 - half)
+        cfg.dv.issue(self.dv, p_operand, of.do_columns[None, None, None, do_stage], True)
         ds.arrive()
         if has_dq:
             last_ds.wait()
@@ -120,12 +152,12 @@ class BackwardConsumer(Constant):
             wait(1)
             do.arrive()
             dq += self.start_dq(last_ds, slice(1, None))  # not earlier: they use the registers of P
-            cfg.dk.issue(self.dk, ds_operand, self.q_columns[None, None, None, q.stage], True)
+            cfg.dk.issue(self.dk, ds_operand, of.q_columns[None, None, None, q_stage], True)
             wait(1)
             last_ds.arrive()
             self.stage_dq(work, block_before(work, coord), last_dq, dq)
         else:
-            cfg.dk.issue(self.dk, ds_operand, self.q_columns[None, None, None, q.stage], True)
+            cfg.dk.issue(self.dk, ds_operand, of.q_columns[None, None, None, q_stage], True)
             wait(1)
             do.arrive()
         wait(0)
