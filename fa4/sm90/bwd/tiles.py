@@ -70,7 +70,8 @@ def _follows_soon(ctas: int) -> Condition:
 
 
 def every_query_sees_a_key(spec: AttentionSpec, extent: ProblemSize) -> bool:
-    """Whether a key block adds to dQ of every query, whatever the lengths in a batch of `extent`."""
+    """Whether some key block adds to dQ of every query. The lengths of a plan with gradients are exact if all sequences
+    have one length."""
     left, right = spec.window_left, spec.window_right
     is_aligned = (left is None or left >= 0) and (right is None or right >= 0)
     return is_aligned and not spec.lengths_vary and extent.max_seqlen_q <= extent.max_seqlen_k
