@@ -293,6 +293,16 @@ def test_windows_in_which_every_query_sees_a_key_need_no_finish_kernel(flags, ex
     assert backward.config(has_dlse=False).row_blocks.finishes == (row == "d64")
 
 
+def test_parts_of_grids_have_no_order_by_default():
+    """A CTA would wait for CTAs that do not run."""
+    chip, few = replace(CHIP, sampled=True), ProblemSize(1, 16384, 1024)
+    full = replace(WINDOW, window_left=None, window_right=None, heads_q=16, heads_kv=16)
+    names = [tiles_for(WINDOW, chip, ProblemSize(1, 4096, 4096)).name]
+    names += [tiles_for(replace(full, head_dim=d, head_dim_v=128), chip, few).name for d in (128, 192)]
+    names.append(tiles_for(replace(full, head_dim=128, head_dim_v=128), chip, ProblemSize(1, 32760, 512)).name)
+    assert names == ["d64", "d128", "d192", "d128_parts"]
+
+
 def test_tiles_that_would_leave_out_dq_are_refused():
     row = ROW["d64_window"]
     with pytest.raises(ValueError, match="expected every query to see one"):
