@@ -107,17 +107,18 @@ class BackwardConsumer(Constant):
         is_partial: bool,
         has_dq: bool,
         is_first: bool,
-        half: Int32 | None = None,
+        query_half: Int32 | None = None,
     ) -> None:
         """Run one step on a block of queries. coord: (query head of the group, step). is_partial: some query may miss
-        some key. has_dq: compute dQ of the step before here. half: which half of the queries; None for all. No other
-        query sees a key of this consumer, so its dS of the others is zero."""
-        of, (q, do, ds, last_ds, last_dq) = self.whole if half is None else self.half, cursors
+        some key. has_dq: compute dQ of the step before here. query_half: which half of the queries; None for all.
+        No other query sees a key of this consumer, so its dS of the others is zero."""
+        of, (q, do, ds, last_ds, last_dq) = self.whole if query_half is None else self.half, cursors
         context, cfg, own = of.context, of.cfg, work
         q_stage, do_stage, block, first_row = q.stage, do.stage, coord, 0
-        if half is not None:
-            q_stage, do_stage, first_row = CONSUMERS * q.stage + half, CONSUMERS * do.stage + half, half * ROWS
-            block, own = (coord[0], CONSUMERS * coord[1] + half), work._replace(mask=replace(work.mask, tile_m=ROWS))
+        if query_half is not None:
+            q_stage, do_stage = (CONSUMERS * cursor.stage + query_half for cursor in (q, do))
+            block, first_row = (coord[0], CONSUMERS * coord[1] + query_half), query_half * ROWS
+            own = work._replace(mask=replace(work.mask, tile_m=ROWS))
         s, dp = cfg.scores.accumulator(), cfg.dp.accumulator()
         q.wait()
         cfg.scores.issue(s, of.k[None, None, None, 0], of.q[None, None, None, q_stage], False)
@@ -139,11 +140,11 @@ class BackwardConsumer(Constant):
         packed_ds = compute_ds(context, s, p, minus_delta, dp, scores)
         fill(ds_operand, packed_ds)
 
-        if half is None:
+        if query_half is None:
             store_ds(context, ds.stage, self.index, packed_ds)
         else:  # a panel of the step as a tile of two halves
-            store_ds(context, CONSUMERS * ds.stage + self.index, half, packed_ds)
-            clear_ds(context, CONSUMERS * ds.stage + self.index, 1 - half)
+            store_ds(context, CONSUMERS * ds.stage + self.index, query_half, packed_ds)
+            clear_ds(context, CONSUMERS * ds.stage + self.index, 1 - query_half)
         cfg.dv.issue(self.dv, p_operand, of.do_columns[None, None, None, do_stage], True)
         ds.arrive()
         if has_dq:

@@ -36,21 +36,22 @@ def consumer_steps(work: Sm90BackwardWork, consumer: Int32, cfg) -> WarpgroupSte
     return in_direction(work, WarpgroupSteps(first, *whole_blocks(mask, block, first, work.stop), work.stop))
 
 
-class Halves(NamedTuple):
-    """Halves of the steps in which some query sees a key of a consumer: those with first <= index < stop."""
+class QueryHalves(NamedTuple):
+    """Halves of the queries of steps in which some query sees a key of a consumer: those with first <= index < stop."""
 
     first: Int32
     stop: Int32
 
     @staticmethod
-    def of(work: Sm90BackwardWork, consumer: Int32) -> Halves:
+    def of(work: Sm90BackwardWork, consumer: Int32) -> QueryHalves:
         mask = replace(work.mask, tile_m=ROWS, tile_n=ROWS)
-        return Halves(*(cute.arch.make_warp_uniform(x) for x in mask.query_blocks(work.n_block * CONSUMERS + consumer)))
+        blocks = mask.query_blocks(work.n_block * CONSUMERS + consumer)
+        return QueryHalves(*(cute.arch.make_warp_uniform(x) for x in blocks))
 
     def are_both(self, step: Int32) -> Boolean:
         return Boolean((2 * step >= self.first) & (2 * step + 1 < self.stop))
 
-    def half(self, step: Int32) -> Int32:
+    def only(self, step: Int32) -> Int32:
         """Index of the half of a step of which some query may see a key, if there is only one."""
         return Int32(cutlass.select_(2 * step < self.first, Int32(1), Int32(0)))
 
@@ -94,7 +95,7 @@ def steps(
     else:
         consumer.step(work, (Int32(0), work.first), cursors, True, False, True)
     cursors = cursors.after_first()
-    halves = Halves.of(work, consumer.index) if const_expr(cfg.halves_steps) else None
+    halves = QueryHalves.of(work, consumer.index) if const_expr(cfg.halves_steps) else None
     for member in cutlass.range(cfg.group, unroll=1):
         of_head, wg_of_head = work, wg_steps
         if const_expr(cfg.differs_by_head):
@@ -115,7 +116,7 @@ def steps(
                     if halves.are_both(i):
                         consumer.step(of_head, (member, i), cursors, True, has_dq, False)
                     else:
-                        consumer.step(of_head, (member, i), cursors, True, has_dq, False, halves.half(i))
+                        consumer.step(of_head, (member, i), cursors, True, has_dq, False, halves.only(i))
                 else:
                     consumer.step(of_head, (member, i), cursors, True, has_dq, False)
                 cursors = cursors.next()
