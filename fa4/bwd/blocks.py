@@ -66,7 +66,8 @@ class RowBlocks(Constant):
     order of additions; else 0. pdl: the three kernels overlap by programmatic dependent launch. weight_exponent: e,
     see above. operands: q, k and v are 8-bit, and `group` heads share factors. chained: a block has several sums
     (chains) with their own semaphores; dQ adds them in index order. key_columns: columns of dV and of dK in the sums
-    of CTAs that share key blocks, see `kernels.key_sums`; None if no CTAs do.
+    of CTAs that share key blocks, see `kernels.key_sums`; None if no CTAs do. finishes: a finish kernel converts the dQ
+    sums; else the main kernel stores dq.
     """
 
     torch_dtype: torch.dtype
@@ -85,6 +86,7 @@ class RowBlocks(Constant):
     weight_exponent: int = 0
     chained: bool = False
     key_columns: tuple[int, int] | None = None
+    finishes: bool = True
     operands: Operands | None = None
     group: int = 1
 

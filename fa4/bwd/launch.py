@@ -30,6 +30,7 @@ class Maps(NamedTuple):
     do: TmaMap
     dk: TmaMap
     dv: TmaMap
+    dq: TmaMap | None = None  # if `cfg.dq_tile`
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,11 @@ class BackwardKernel(BackwardProgram[Config], RoleKernel[Config]):
     def begin(self, call: BackwardArguments, cfg: Config, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
         order = key_block_order(call, cfg)
-        loaded, stored = (call.q, call.k, call.v, call.dout), (call.dk, call.dv)
-        tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
+        loaded, stored = (call.q, call.k, call.v, call.dout), [call.dk, call.dv]
+        tiles = [cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile]
+        if cfg.dq_tile is not None:
+            stored.append(call.rows.dq)
+            tiles.append(cfg.dq_tile)
         maps = Maps(*tma_maps(cfg, loaded, stored, tiles))
         self.start(kernel_arguments(call, maps, order), cfg, order.ctas, stream)
 

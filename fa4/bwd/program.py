@@ -62,7 +62,7 @@ class BackwardProgram(Program[Config]):
         cfg: cutlass.Constexpr,
         stream,
     ):
-        """Start the statistics kernel, the main kernel and, with dQ sums, the finish kernel.
+        """Start the statistics kernel, the main kernel and, if dQ sums are left, the finish kernel.
 
         Args:
             saved: out, dout like q with the columns of v; lse, dlse (batch, heads, rows), or varlen (heads, rows),
@@ -81,7 +81,7 @@ class BackwardProgram(Program[Config]):
         dout = as_matrices(dout, blocks.packed)
         call = BackwardArguments(q, k, v, dout, dk, dv, rows, scalars, sizes, scales, filled)
         self.begin(call, cfg, stream)
-        if const_expr(blocks.placement is not None):
+        if const_expr(blocks.placement is not None and blocks.finishes):
             launch_finish(rows, blocks, stream)
         self.end(call, cfg, stream)
 

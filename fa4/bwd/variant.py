@@ -86,6 +86,11 @@ class BackwardVariant(BackwardOptions):
         return Tile(self.cta_tile_n, self.head_dim_v, self.operand_bits)
 
     @property
+    def dq_tile(self) -> Tile | None:
+        """Tile of dq that the main kernel stores by TMA; None if it adds to sums only."""
+        return None
+
+    @property
     def rows_bytes(self) -> int:
         """Bytes of the row statistics of a step: two float32 per query."""
         return 2 * 4 * self.tile_m

@@ -1,9 +1,10 @@
 """Training calls need not wait for the compiler: kernels that are there serve them while another process compiles.
 
-A tile table gives some lengths a kernel of their own, but each kernel computes any length. So if the kernel of a
-training call must be compiled, and an earlier call of the same spec left another one, that one serves the call and its
-equals until the kernel is on disk. Results differ by rounding only. Deterministic calls always wait for their own
-kernel. So do calls without gradients, batch-invariant calls, and calls that a CUDA graph captures.
+A tile table gives some lengths a kernel of their own, but nearly every kernel computes any length (the plan of another
+one raises). So if the kernel of a training call must be compiled, and an earlier call of the same spec left another
+one, that one serves the call and its equals until the kernel is on disk. Results differ by rounding only. Deterministic
+calls always wait for their own kernel. So do calls without gradients, batch-invariant calls, and calls that a CUDA
+graph captures.
 """
 
 from __future__ import annotations

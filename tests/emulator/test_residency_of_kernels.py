@@ -66,6 +66,9 @@ ORDERED = {
     "chained": ordered("sm_90a", seqlen_q=256, seqlen_k=640, **heads(4), chains=4),
     "causal": ordered("sm_90a", seqlen_q=256, seqlen_k=384, head_dim=128, causal=True, **heads(1)),
     "by_default": ordered("sm_90a", seqlen_q=128, seqlen_k=384, head_dim=96, **heads(5), tiles=D96_ORDERED),
+    "window": ordered(
+        "sm_90a", seqlen_q=256, seqlen_k=384, window_size=(127, 0), **heads(2, 1), tiles=ROWS["d64_window"]
+    ),
     "wide": ordered("sm_90a", seqlen_q=128, seqlen_k=384, head_dim=192, **heads(3), ctas=2),
     "wide_pair": ordered(
         "sm_90a", seqlen_q=128, seqlen_k=384, head_dim=256, **heads(3), tiles=D256_ORDERED, ctas=2

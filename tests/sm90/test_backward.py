@@ -11,10 +11,11 @@ from warpcheck.machine import SCHEDULES
 
 from fa4.oracle import cases
 from fa4.oracle.cases import Case
+from fa4.runtime import jit
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm90.bwd.common.config import ByQueries
-from fa4.sm90.bwd.common.launch_order import LaunchOrder
+from fa4.sm90.bwd.common.launch_order import L2_GROUP_BYTES, LaunchOrder
 from fa4.sm90.bwd.config import ByColumns
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.plan import Sm90Backward, configure
@@ -145,12 +146,13 @@ def test_few_pairs_add_to_several_sums(head_dim, heads, chains, seed, monkeypatc
 
 
 def test_chains_shorten_the_lag_of_few_pairs():
-    def chains(heads: int, batch: int, seqlen: int, **asked) -> int:
+    def chains(heads: int, batch: int, seqlen: int, keys: int = 0, **asked) -> int:
         spec = AttentionSpec(torch.bfloat16, 128, 128, heads, heads, 0.1, deterministic=True, needs_backward=True)
-        return Sm90Backward(replace(spec, **asked), ProblemSize(batch, seqlen, seqlen), chip_by_number(90)).chains
+        return Sm90Backward(replace(spec, **asked), ProblemSize(batch, seqlen, keys or seqlen), CHIP).chains
 
     assert chains(1, 1, 16384) == 16 and chains(4, 1, 16384) > 1
     assert chains(16, 1, 16384) == chains(16, 4, 4096) == chains(16, 16, 1024) == chains(1, 1, 131072) == 1
+    assert chains(4, 1, 32760, keys=512) == chains(1, 1, 16384, keys=1024) == 1 < chains(1, 1, 16384, keys=8192)
     assert chains(1, 1, 100) == chains(1, 1, 16384, batch_invariant=True) == 1 and chains(1, 1, 500) == 4
     assert chains(1, 1, 16384, window_right=0) == chains(1, 1, 16384, deterministic=False) == 1
 
@@ -191,6 +193,44 @@ def test_whoever_comes_first_stores_and_others_add(window, heads_kv, seed):
     problem = cases.make(Case("unordered", seqlen_q=360, seqlen_k=420, **shape), seed)
     for schedule in SCHEDULES:
         check_gradients(KERNELS, problem, seed, schedule, sms=3)
+
+
+def test_key_blocks_that_start_close_to_each_other_have_right_gradients(seed, monkeypatch):
+    """As where the queries of all running heads exceed the L2: evenly spaced, the starts are two or three steps
+    apart."""
+    monkeypatch.setattr(LaunchOrder, "most_apart", property(lambda cfg: 1))
+    # Compile keys do not tell this kernel from the usual one.
+    monkeypatch.setattr(jit, "_launchers", {})
+    monkeypatch.setattr(jit, "cache_directory", lambda: None)
+    problem = cases.make(Case("close", seqlen_q=900, seqlen_k=420, heads_q=2, heads_kv=2, head_dim=128), seed)
+    for schedule in SCHEDULES:
+        check_gradients(KERNELS, problem, seed, schedule, sms=4)
+
+
+@pytest.mark.parametrize(("row", "head_dim"), [("d128", 128), ("d128_parts", 128), ("d64", 64), ("d192", 192)])
+def test_starts_are_so_close_that_l2_holds_the_queries_between_them(row, head_dim):
+    cfg = config(head_dim, ROW[row])
+    of_a_step = cfg.sms * cfg.tile_m * cfg.query_bytes
+    assert cfg.staggered and cfg.most_apart == 2
+    assert cfg.most_apart * of_a_step <= L2_GROUP_BYTES < (cfg.most_apart + 1) * of_a_step
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "flags", "row"),
+    [
+        (16384, 1024, {}, "d128_few_keys"),
+        (16384, 2048, {}, "d128_few_keys"),
+        (16384, 4096, {}, "d128"),
+        (16384, 1024, {"varlen": True}, "d128"),
+        (16384, 1024, {"window_right": 0}, "d128_cut"),
+        (16384, 1024, {"head_dim": 192}, "d192_few_keys"),
+        (16384, 1024, {"head_dim": 64, "head_dim_v": 64}, "d64"),
+    ],
+)
+def test_few_key_blocks_of_many_queries_add_in_order(queries, keys, flags, row):
+    spec = AttentionSpec(torch.bfloat16, heads_q=16, heads_kv=16, softmax_scale=0.1, needs_backward=True,
+                         **{"head_dim": 128, "head_dim_v": 128} | flags)  # fmt: skip
+    assert tiles_for(spec, CHIP, ProblemSize(1, queries, keys)).name == row
 
 
 @pytest.mark.soak

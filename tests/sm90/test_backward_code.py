@@ -25,12 +25,14 @@ pytestmark = pytest.mark.rotates(2)
 STEPS = ("0" + "1010" + "10110" * 2 + "0", 4 + 5 * 2 + 1)
 ONE_HAS_DQ = (STEPS[0] + "1010" * 3, STEPS[1] + 4 * 3)
 ODD_PANEL = (STEPS[0], STEPS[1] + 3)  # of dQ a product more in each loop, and at the end
+HALVES = (STEPS[0][:-1] + "10110" + "0", STEPS[1] + 5)  # steps of half of the queries, too
 # dV's first step, its two loops and its last dQ, then dK's, which has one loop. dQ of a pair takes a product more.
 WIDE = ("00" + "010" * 2 + "0" + "00" + "010" + "0", 2 + 3 * 2 + 1 + 2 + 3 + 1)
 PAIR = (WIDE[0].replace("010", "020"), WIDE[1] + 5)
 # Each is compiled anew; the soak does the others of its kind of steps.
 CODE = [
     pytest.param(64, {"window_right": 0}, *STEPS, id="d64", marks=pytest.mark.soak),
+    pytest.param(64, {"window_left": 127, "window_right": 0}, *HALVES, id="d64_window"),
     pytest.param(96, {}, *ONE_HAS_DQ, id="d96", marks=pytest.mark.soak),
     pytest.param(128, {"window_right": 0}, *STEPS, id="d128"),
     pytest.param(128, {}, *STEPS, id="d128_full", marks=pytest.mark.soak),

@@ -1,7 +1,7 @@
 """Compute role, two consumers: P, dS, dV, dK and dQ of 64 keys each. A thread has two keys and a quarter of a step's
 queries. At the end the role stores dV and dK.
 
-Waits:   load_compute_{K,V,Q,dO}.full, compute_compute_dS.full, compute_reduce_dQ.free
+Waits:   load_compute_{K,V,Q,dO}.full, compute_compute_dS.full, compute_reduce_dQ.free, reduce_compute_sum.full
 Signals: load_compute_{Q,dO}.free, compute_compute_dS.full, compute_reduce_dQ.full
 """
 

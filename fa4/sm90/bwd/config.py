@@ -8,7 +8,7 @@ both consumers. See `common.config` for the products on transposed scores.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ...bwd.blocks import Placement
@@ -73,6 +73,20 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
         return self.has_right and not self.has_blocks and self.tile_m == ROWS
 
     @property
+    def halves_steps(self) -> bool:
+        """True if a consumer computes only half of the queries of a step where only these see its keys, as along both
+        bounds of a window."""
+        is_window = self.has_left and self.has_right and self.mods is None
+        return is_window and self.tile_m == CONSUMERS * ROWS and self.q_tile.panels == self.do_tile.panels == 1
+
+    @property
+    def half(self) -> Sm90BackwardConfig:
+        """Configuration of half a step. The stages of Q and dO are rings of tiles with half of the rows, which are
+        contiguous in a tile of one panel."""
+        stages = {name: CONSUMERS * getattr(self, name) for name in ("q_stages", "stages")}
+        return replace(self, tile_m=ROWS, last_finishes=False, **stages)
+
+    @property
     def overlaps_last_dq(self) -> bool:
         """True if dV and dK leave the registers during the last dQ product. With tile_m = 80 this spills registers."""
         return self.tile_m != 80
@@ -123,11 +137,23 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
         return 4 * ROWS * sum(self.dq_extents)
 
     @property
+    def dq_tile(self) -> Tile | None:
+        """dq of 64 queries, staged in a consumer's dQ buffer."""
+        tile = Tile(ROWS, self.head_dim)
+        fits = self.division is Division.QUERIES and tile.nbytes <= self.dq_bytes
+        return tile if self.last_finishes and fits else None
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the dQ sum of other key blocks, to which the last key block adds its dQ."""
+        return CONSUMERS * self.dq_bytes if self.last_finishes else 0
+
+    @property
     def smem_used(self) -> int:
         """Shared memory in use, in bytes."""
         used = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * (self.q_tile.nbytes + self.rows_bytes)
         used += self.stages * self.do_tile.nbytes + self.ds_stages * self.ds_tile.nbytes
-        return used + self.dq_consumers * self.dq_bytes + BARRIER_BYTES
+        return used + self.dq_consumers * self.dq_bytes + self.sum_bytes + BARRIER_BYTES
 
     @property
     def semaphores(self) -> int:

@@ -37,15 +37,24 @@ class DqCursor:
         reducer, phase = cutlass.select_(wraps, Int32(0), reducer), self.phase ^ Int32(wraps)
         return DqCursor(self.end, self.cfg, reducer, phase)
 
+    def wait(self, consumer: Int32) -> None:
+        """Wait until the dQ of this step has left the consumer's buffer."""
+        self.end.wait_free(self.reducer * self.cfg.dq_consumers + consumer, self.phase)
+
     def store(self, context: Sm90BackwardContext, consumer: Int32, dq: list[cute.Tensor]) -> None:
         """Wait until the dQ of this step has left the consumer's buffer, then store the next dQ there: four elements of
         every thread, then the next four."""
         values = [product[i] for product in dq for i in range(cute.size(product))]
-        self.end.wait_free(self.reducer * self.cfg.dq_consumers + consumer, self.phase)
+        self.wait(consumer)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         ptr = context.smem.pointer("dQ", Float32) + consumer * (context.cfg.dq_bytes // 4) + 4 * thread
         for i in range(0, len(values), 4):
             store_vec(ptr + i * WARPGROUP, [bits(x) for x in values[i : i + 4]])
+
+    def wait_sum(self, end: End) -> None:
+        """Wait until the other key blocks have added to dQ of this step. end: of `reduce_compute_sum`, which has a
+        stage for each reduce warp."""
+        end.wait_full(self.reducer, self.phase)
 
     def arrive(self, consumer: Int32) -> None:
         """Whole warp: signal that its part of this step's dQ is in the consumer's buffer."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ...bwd.launch import BackwardKernel
 from ...pipeline import kernel as kernels
-from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Every
+from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Every, Implied
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .common.config import CONSUMERS
@@ -38,6 +38,11 @@ def channels(cfg: Sm90BackwardConfig) -> ChannelTable:
     both, memory = Every("compute"), Carries.ASYNC_SMEM
     dq_stages = cfg.reducers * cfg.dq_consumers
     ds_consumers = "compute" if cfg.division is Division.NONE else both
+    sums: tuple[Channel, ...] = ()
+    if cfg.last_finishes:
+        # One buffer, and a barrier for each reduce warp. A consumer has read the sum when it stages dQ.
+        is_read = Implied("compute_reduce_dQ")
+        sums = (Channel("reduce_compute_sum", "reduce", both, By.TMA, is_read, cfg.reducers, Carries.SMEM),)
     return ChannelTable(
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
@@ -48,6 +53,7 @@ def channels(cfg: Sm90BackwardConfig) -> ChannelTable:
             Channel("compute_compute_dS", both, ds_consumers, By.WARP, By.WGMMA, cfg.ds_stages, memory),
             # The reduce warp issues the fence between the threads' stores and its bulk copies; see `reduce`.
             Channel("compute_reduce_dQ", "compute", "reduce", By.WARP, By.READ, dq_stages, Carries.SMEM),
+            *sums,
         ),
         ROLES,
     )
@@ -60,7 +66,8 @@ def smem_map(cfg: Sm90BackwardConfig, table: ChannelTable) -> SmemMap:
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.stages * cfg.do_tile.nbytes, align=1024),
         Region("dS", cfg.ds_stages * cfg.ds_tile.nbytes, align=1024),
-        Region("dQ", cfg.dq_consumers * cfg.dq_bytes, align=128),
+        Region("dQ", cfg.dq_consumers * cfg.dq_bytes, align=128 if cfg.dq_tile is None else 1024),
+        *([Region("sum", cfg.sum_bytes, align=128)] if cfg.last_finishes else []),
         Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
         Region("barriers", table.nbytes, align=8),
     )

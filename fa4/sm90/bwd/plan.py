@@ -16,7 +16,7 @@ from ..wgmma import ROWS
 from .common.config import Sm90BackwardSteps
 from .config import Sm90BackwardConfig
 from .parts import parts_for
-from .tiles import BackwardTiles, tiles_for
+from .tiles import BackwardTiles, every_query_sees_a_key, tiles_for
 from .wide.config import Sm90WideConfig
 
 KERNEL = ProgramRef[Any]("sm90.backward", "fa4.sm90.bwd.kernel")
@@ -36,6 +36,10 @@ class Sm90Backward(plan.BackwardDirection):
         self.tiles = self.choice.row
         if self.tiles.tile_n == ROWS:
             self.kernel = WIDE
+        if self.tiles.last_finishes and not every_query_sees_a_key(spec, extent):
+            raise ValueError(
+                "tiles: last_finishes leaves out dQ of queries that see no key, expected every query to see one"
+            )
 
     @cached_property
     def chains(self) -> int:  # type: ignore[override]

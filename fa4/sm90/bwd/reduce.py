@@ -6,10 +6,10 @@ semaphore, add and release it takes longer than a step, so several warps take th
 for CTAs with lower launch indices, which run or have ended.
 
 The first CTA in the order stores what the others add to. Without an order this is the first writer
-(`Sm90BackwardConfig.first_writer`).
+(`Sm90BackwardConfig.first_writer`). The last in the order may store dq itself, see `last_dq`.
 
 Waits:   compute_reduce_dQ.full
-Signals: compute_reduce_dQ.free
+Signals: compute_reduce_dQ.free, reduce_compute_sum.full
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ...pipeline.cursor import Cursor, consume
 from ...pipeline.tma import bulk_add, bulk_store, wait_read
 from .common.work import Sm90BackwardWork, work_tile
 from .context import Sm90BackwardContext
+from .last_dq import start_load_of_sum, start_store
 
 
 @cute.jit
@@ -117,11 +118,56 @@ def add_in_order(context: Sm90BackwardContext, reducer: Int32):
 def add_step_in_order(
     context: Sm90BackwardContext, reducer: Int32, work: Sm90BackwardWork, i: Int32, head: Int32, m_block: Int32
 ):
-    """Add step i of the CTA."""
-    cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
+    """Add step i of the CTA, or store its dq if that is complete."""
     semaphore = semaphore_ptr(work.sums(context)[1], work.row_block + m_block, head)
     order_index = work.order_index(m_block, head, context)
     wait_bulk_semaphore(semaphore, order_index)
+    if const_expr(context.cfg.last_finishes):
+        start_load_of_sum(context, reducer, work, i, head, m_block)
+        if m_block >= work.finished.first:
+            store_step(context, reducer, work, i, head, m_block)
+        else:
+            add_and_release(context, reducer, work, i, head, m_block, order_index, semaphore)
+    else:
+        add_and_release(context, reducer, work, i, head, m_block, order_index, semaphore)
+
+
+@cute.jit
+def store_step(
+    context: Sm90BackwardContext, reducer: Int32, work: Sm90BackwardWork, i: Int32, head: Int32, m_block: Int32
+):
+    """Store dq of step i, to which no later key block adds."""
+    cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
+    for consumer in cutlass.range_constexpr(cfg.dq_consumers):
+        dq.wait_full(reducer * cfg.dq_consumers + consumer, i // cfg.reducers & 1)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        start_store(context, work, head, m_block, consumer)
+    free_buffers(context, reducer)
+
+
+@cute.jit
+def free_buffers(context: Sm90BackwardContext, reducer: Int32):
+    """Free the buffer of each consumer when the copy from it, a bulk group, has read it."""
+    cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
+    for consumer in cutlass.range_constexpr(cfg.dq_consumers):
+        with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_wait_group(cfg.dq_consumers - 1 - consumer, read=True)
+        dq.arrive_read(reducer * cfg.dq_consumers + consumer)
+
+
+@cute.jit
+def add_and_release(
+    context: Sm90BackwardContext,
+    reducer: Int32,
+    work: Sm90BackwardWork,
+    i: Int32,
+    head: Int32,
+    m_block: Int32,
+    order_index: Int32,
+    semaphore: cute.Pointer,
+):
+    """Add dQ of step i to its sum, and release the semaphore."""
+    cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
     for consumer in cutlass.range_constexpr(cfg.dq_consumers):
         dq.wait_full(reducer * cfg.dq_consumers + consumer, i // cfg.reducers & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -129,10 +175,7 @@ def add_step_in_order(
             start(bulk_store, context, work, work.row_block + m_block, head, consumer)
         else:
             start(bulk_add, context, work, work.row_block + m_block, head, consumer)
-    for consumer in cutlass.range_constexpr(cfg.dq_consumers):
-        with cute.arch.elect_one():
-            cute.arch.cp_async_bulk_wait_group(cfg.dq_consumers - 1 - consumer, read=True)
-        dq.arrive_read(reducer * cfg.dq_consumers + consumer)
+    free_buffers(context, reducer)
     with cute.arch.elect_one():
         wait_for_bulk_additions()
         release_semaphore(semaphore)

@@ -8,10 +8,11 @@ dS^T Q, during which dQ leaves the registers. So the products of one consumer ca
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Boolean, Int32, const_expr
 
 from ...bwd.device.work import first_member
 from ...pipeline.cursor import consume, produce
@@ -33,6 +34,26 @@ def consumer_steps(work: Sm90BackwardWork, consumer: Int32, cfg) -> WarpgroupSte
     first, _ = mask.query_blocks(block)
     first = cutlass.min(cutlass.max(first, work.first), work.stop)
     return in_direction(work, WarpgroupSteps(first, *whole_blocks(mask, block, first, work.stop), work.stop))
+
+
+class QueryHalves(NamedTuple):
+    """Halves of the queries of steps in which some query sees a key of a consumer: those with first <= index < stop."""
+
+    first: Int32
+    stop: Int32
+
+    @staticmethod
+    def of(work: Sm90BackwardWork, consumer: Int32) -> QueryHalves:
+        mask = replace(work.mask, tile_m=ROWS, tile_n=ROWS)
+        blocks = mask.query_blocks(work.n_block * CONSUMERS + consumer)
+        return QueryHalves(*(cute.arch.make_warp_uniform(x) for x in blocks))
+
+    def are_both(self, step: Int32) -> Boolean:
+        return Boolean((2 * step >= self.first) & (2 * step + 1 < self.stop))
+
+    def only(self, step: Int32) -> Int32:
+        """Index of the half of a step of which some query may see a key, if there is only one."""
+        return Int32(cutlass.select_(2 * step < self.first, Int32(1), Int32(0)))
 
 
 @cute.jit
@@ -74,6 +95,7 @@ def steps(
     else:
         consumer.step(work, (Int32(0), work.first), cursors, True, False, True)
     cursors = cursors.after_first()
+    halves = QueryHalves.of(work, consumer.index) if const_expr(cfg.halves_steps) else None
     for member in cutlass.range(cfg.group, unroll=1):
         of_head, wg_of_head = work, wg_steps
         if const_expr(cfg.differs_by_head):
@@ -90,7 +112,13 @@ def steps(
         ):  # partial blocks may be last
             begin_partial, end_partial = wg_of_head.partial(half, first)
             for i in cutlass.range(begin_partial, end_partial, unroll=1):
-                consumer.step(of_head, (member, i), cursors, True, has_dq, False)
+                if const_expr(cfg.halves_steps):
+                    if halves.are_both(i):
+                        consumer.step(of_head, (member, i), cursors, True, has_dq, False)
+                    else:
+                        consumer.step(of_head, (member, i), cursors, True, has_dq, False, halves.only(i))
+                else:
+                    consumer.step(of_head, (member, i), cursors, True, has_dq, False)
                 cursors = cursors.next()
             begin_full, end_full = wg_of_head.full(half, first, of_head.first)
             for i in cutlass.range(begin_full, end_full, unroll=1):

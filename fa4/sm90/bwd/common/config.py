@@ -75,11 +75,17 @@ class Sm90BackwardSteps(LaunchOrder):
     def __post_init__(self) -> None:
         if self.ds_stages < 2:
             raise ValueError("ds_stages is 1, expected 2 at least: dQ is computed a step after dS")
-        is_dense = not self.lengths_vary and self.mods is None and not self.has_left
-        if self.parted and (not is_dense or (self.deterministic and self.has_right)):
+        has_one_length = not self.lengths_vary and self.mods is None
+        if self.parted and (not has_one_length or self.has_left or (self.deterministic and self.has_right)):
             raise ValueError(
                 "parts of key blocks: expected sequences of one length, without traced functions and left bounds, and "
                 "no deterministic order along a right bound"
+            )
+        is_band_in_order = has_one_length and self.has_left and self.has_right and self.deterministic
+        if self.last_finishes and (not is_band_in_order or self.dq_tile is None):
+            raise ValueError(
+                "last_finishes: expected additions in order, left and right bounds, sequences of one length, no traced "
+                "functions, and a dQ of 64 queries for each warpgroup with 32 columns or more"
             )
         if self.smem_used > self.smem_bytes:
             raise ValueError(
@@ -92,7 +98,7 @@ class Sm90BackwardSteps(LaunchOrder):
         return ThreadOrderedBlocks.of(
             self, self.placement, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True,
             weight_exponent=self.weight_exponent, chained=self.chained,
-            key_columns=(self.columns_v, self.columns) if self.parted else None,
+            key_columns=(self.columns_v, self.columns) if self.parted else None, finishes=not self.last_finishes,
         )  # fmt: skip
 
     @property

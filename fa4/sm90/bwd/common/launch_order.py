@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 L2_GROUP_BYTES = 24 << 20  # L2 budget (H100: 50 MB) for what the pairs of an L2 group read and add to
 MIN_BLOCKS_PER_PAIR = 8  # minimum concurrent CTAs of a pair; they share its queries in L2
+STEPS_PER_BLOCK = 10  # ratio of a key block's steps to a pair's key blocks, above which the start lag hardly counts
 CHAIN_STEPS_PER_LAG = 40  # below this ratio of kernel steps to start lag, a query block gets several dQ sums
 MAX_SUMS = 16  # maximum of (dQ sums of a query block) x (pairs)
 MIN_STEPS_PER_LAG = 128  # minimum ratio of kernel steps to the start lag of the last CTA, by the L2 group size
@@ -26,7 +27,7 @@ class LaunchOrder(BackwardVariant):
     tile_m: queries per step. sms: CTAs that the chip runs at a time. pairs_per_group: pairs in an L2 group, for ordered
     ascending key blocks; None: see `l2_group_that_follows`. chained: key blocks add to several sums of a query block's
     dQ, see `chains`. parted: several CTAs share a key block; each has some of the query blocks that see it, and the
-    same of every query head. first_writer: see `tiles`.
+    same of every query head. first_writer, last_finishes: see `tiles`.
     """
 
     tile_m: int
@@ -35,6 +36,7 @@ class LaunchOrder(BackwardVariant):
     chained: bool = False
     parted: bool = False
     first_writer: bool = False
+    last_finishes: bool = False
     column_unit: ClassVar[int] = K_PER_MMA
 
     @property
@@ -53,6 +55,14 @@ class LaunchOrder(BackwardVariant):
         the others then find it initialised. Additions have no order, so no CTA waits for concurrent CTAs. With a mask
         each CTA starts at its diagonal instead."""
         return self.first_writer and not self.deterministic and not self.masked and not self.has_blocks
+
+    @property
+    def most_apart(self) -> int:
+        """Maximum number of steps between the starts of consecutive staggered key blocks. A CTA comes to a query block
+        so many steps after the CTA before it. Meanwhile all CTAs of the chip load Q and dO and add to dQ of so many
+        steps; these bytes must not exceed the L2 budget. Evenly spaced starts are closer where the Q, dO and dQ of all
+        running heads fit the budget."""
+        return max(L2_GROUP_BYTES // (self.sms * self.tile_m * self.query_bytes), 1)
 
     @property
     def ascending_order(self) -> bool:
@@ -104,7 +114,9 @@ class LaunchOrder(BackwardVariant):
     def chains(self, n_blocks: int, seqlen_q: int, pairs: int) -> int:
         """Return the number of dQ sums of a query block: 1, or more if ordered key blocks of few pairs would start
         late. Key block b adds to sum b % chains, after block b - chains. The number depends only on the problem and the
-        kind of chip, so results repeat."""
+        kind of chip, so results repeat. With few key blocks for the queries, a second sum takes longer than the lag."""
+        if self.group * -(-seqlen_q // self.tile_m) >= STEPS_PER_BLOCK * n_blocks:
+            return 1
         steps = max(1, n_blocks * pairs * self.group * -(-seqlen_q // self.tile_m))
         lag = min(n_blocks - 1, self.concurrent_blocks // pairs) * self.concurrent_blocks * CHAIN_STEPS_PER_LAG
         return max(1, min(-(-lag // steps), MAX_SUMS // pairs, n_blocks)) if self.ascending_order else 1

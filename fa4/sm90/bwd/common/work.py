@@ -16,24 +16,40 @@ from ....core.rows import Rows
 from .context import Sm90StepsContext
 
 StepCoord = tuple[Int32, Int32]  # of a query head, and of a query block among its steps
-
-
-MOST_STEPS_APART = 4
+NO_BLOCK = 1 << 30  # beyond all blocks
 
 
 class Neighbours(NamedTuple):
     """Key blocks of a sequence whose CTAs run at the same time: `count` blocks; this one has index `rank`. most_apart:
-    maximum number of steps between the starts of two, or None: then they find Q, dO and the dQ sums of each other in
-    L2, also if few key blocks have many queries."""
+    see `LaunchOrder.most_apart`."""
 
     rank: Int32
     count: Int32
-    most_apart: Int32 | None
+    most_apart: Int32
 
     def steps_behind(self, blocks: Int32) -> Int32:
-        """Return how many of `blocks` steps this key block starts behind the first of the neighbours."""
-        evenly = self.rank * blocks // self.count
-        return evenly if self.most_apart is None else cutlass.min(evenly, self.rank * self.most_apart)
+        """Return how many of `blocks` steps this key block starts behind the first of the neighbours: evenly spaced,
+        but at most `most_apart` steps behind the one before it."""
+        return cutlass.min(self.rank * blocks // self.count, self.rank * self.most_apart)
+
+
+class FinishedBlocks(NamedTuple):
+    """Query blocks to which a key block adds last, in descending order: those from `first` on, which see no earlier key
+    block. Those from `shared` on have a sum of later key blocks."""
+
+    first: Int32
+    shared: Int32
+
+    @staticmethod
+    def of(mask: Band, n_block: Int32) -> FinishedBlocks:
+        _, stop = mask.queries(n_block * mask.tile_n - 1)  # of the last key of the block before
+        first = (cutlass.max(stop, 0) + mask.tile_m - 1) // mask.tile_m
+        first = cutlass.select_(n_block == 0, Int32(0), first)
+        later, _ = mask.queries((n_block + 1) * mask.tile_n)  # of the first key of the block behind
+        later = cutlass.max(later, 0) // mask.tile_m
+        shared = cutlass.select_((n_block + 1) * mask.tile_n < mask.seqlen_k, cutlass.max(first, later), NO_BLOCK)
+        # Computed once: uniform values are not computed again in every step.
+        return FinishedBlocks(*(cute.arch.make_warp_uniform(Int32(x)) for x in (first, shared)))
 
 
 class Sm90BackwardWork(NamedTuple):
@@ -57,6 +73,7 @@ class Sm90BackwardWork(NamedTuple):
     ascends: Int32 | None  # 1 in an L2 group with ascending key blocks, else 0; None without such groups
     order_head: Int32  # in the launch order, which counts parts of a head as heads
     reverse: Int32 | None  # 1 if a query head's steps go from its last query block to the first, else 0; None as above
+    finished: FinishedBlocks | None  # if `last_finishes`
 
     @property
     def blocks(self) -> Int32:
@@ -107,8 +124,7 @@ def work_tile(context: Sm90StepsContext) -> Sm90BackwardWork:
     if cfg.staggered:
         rank = keys.n_block % cfg.concurrent_blocks
         concurrent = (keys.k.count + cfg.cluster_tile_n - 1) // cfg.cluster_tile_n - (keys.n_block - rank)
-        most_apart = Int32(MOST_STEPS_APART) if cfg.parted else None
-        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks), most_apart)
+        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks), Int32(cfg.most_apart))
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     if cfg.parted:
         keys = part_of(keys, cute.size(context.args.key_sums, mode=[4]), cfg.group)
@@ -122,8 +138,9 @@ def work_tile(context: Sm90StepsContext) -> Sm90BackwardWork:
         assert isinstance(order, Order)
         ascends = order.starts_at_last_row(tile)
         reverse = reverse_flag(ascends, Int32(0), cfg.group)
+    finished = FinishedBlocks.of(mask, n_block) if cfg.last_finishes else None
     keys = keys._replace(n_block=n_block, mask=mask)
-    return Sm90BackwardWork(*keys, full_first, full_stop, neighbours, ascends, tile.head, reverse)
+    return Sm90BackwardWork(*keys, full_first, full_stop, neighbours, ascends, tile.head, reverse, finished)
 
 
 def part_of(keys: KeyBlock, parts: Int32, group: int) -> KeyBlock:
