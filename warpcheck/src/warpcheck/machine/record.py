@@ -25,6 +25,7 @@ EVENTS = (
     ("cancel", "cta", "barrier"),
     ("copy_arrive", "cta", "barrier", "arrivals", "added"),
     ("tensor_copy", "bytes"),
+    ("box", "rows", "cut", "cut_sectors", "sectors", "bytes"),
 )
 KINDS = {names[0]: number for number, names in enumerate(EVENTS)}
 

@@ -156,6 +156,9 @@ _B200 = ChipTable(
         "tmem_stretch": _fit(1.15, "tcgen05.ld and st during products; seen, not measured"),
         "tma_latency": _A(417, "META: 460 + 6 a KB to the reader; law: 460 - mbarrier_wake"),
         "tma_bytes": _A(170, "META: 6 cycles a KB"),
+        "tma_row": _C(0, "at least, for a row of a box; as an H200 1.05; not measured"),
+        "tma_cut_row": _C(2, "a row that the tensor's edge cuts, as an H200; not measured"),
+        "tma_cut_sector": _C(1, "more if the edge is within a sector, as an H200; not measured"),
         "tma_store_latency": _B(130, "META: 130 + 52 a KB"),
         "tma_store_bytes": _B(20, "META: 52 cycles a KB"),
         "reduce_bytes": _fit(20, "cp.reduce.async.bulk; as a store"),
@@ -218,6 +221,9 @@ _H100 = ChipTable(
         **_absent("tensor memory", "tmem_stretch", value=1),
         "tma_latency": _A(320, "bench.calibrate: 1 KiB is there after 377 to 516, with issue and wake-up"),
         "tma_bytes": _A(105, "bench.calibrate: one SM, four of 32 KiB in flight: 9.8 cycles a KiB"),
+        "tma_row": _A(1.05, "bench.calibrate on an H200: tiles of 128 rows in boxes of 64 bytes, 1.05 cycles a row"),
+        "tma_cut_row": _A(2, "bench.calibrate on an H200: tiles of rows of 160 and 192 bytes less those of 128 bytes"),
+        "tma_cut_sector": _A(1, "as there: tiles of rows of 144 bytes"),
         "tma_store_latency": _A(100, "bench.calibrate: 131 for 1 KiB"),
         "tma_store_bytes": _A(32, "bench.calibrate: 1114 cycles for 32 KiB"),
         "reduce_bytes": _A(14, "bench.calibrate: all SMs, each to its own bytes: 73 cycles a KiB; one alone 40"),
@@ -244,10 +250,15 @@ _H100 = ChipTable(
     ),
 )  # fmt: skip
 
-# Multiprocessors, L2 and clocks are an H100's.
+# Multiprocessors and clocks are an H100's. Rates are per cycle of an SM at 1.97 GHz.
 _H200 = replace(
     _H100, gpu="H200",
-    numbers={**_H100.numbers, "dram_bytes": _B(18.1, "TileSight: 4.2 of 4.8 TB/s; law: over 132 SMs at 1.755 GHz")},
+    numbers={
+        **_H100.numbers,
+        "dram_bytes": _A(18.1, "bench.calibrate: a working set of 121 MB, 56.7 cycles a KiB; 4.7 of 4.8 TB/s"),
+        "l2_own_bytes": _A(35.5, "bench.calibrate: each SM its own, 28.8 cycles a KiB of 32 KiB each, 30.5 of 16 KiB"),
+        "reduce_bytes": _A(16, "bench.calibrate: 64 cycles a KiB, also if 2 to 16 SMs add to the same bytes"),
+    },
 )  # fmt: skip
 
 _RTX_5090 = ChipTable(
@@ -271,6 +282,9 @@ _RTX_5090 = ChipTable(
         "tma_share": _C(0.5, "as FV on an H100; not measured"),
         "tma_latency": _C(430, "an H100's 320, and 110 more of L2's latency; not measured"),
         "tma_bytes": _B(9.7, "IM: tiles of 16 and 32 KiB at 4.6 TB/s on all SMs, at about 2.8 GHz"),
+        "tma_row": _C(1.05, "as an H200; not measured"),
+        "tma_cut_row": _C(2, "as an H200; not measured"),
+        "tma_cut_sector": _C(1, "as an H200; not measured"),
         "tma_store_latency": _C(100, "as an H100; not measured"),
         "tma_store_bytes": _C(9.7, "as its loads; not measured"),
         "reduce_bytes": _fit(5, "half of its loads, as an H100; not measured"),

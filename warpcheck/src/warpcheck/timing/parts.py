@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from warpcheck.machine import Allocation, Launch, Part, kernel_of
-from warpcheck.machine.record import KINDS, Record, RecordedLaunch
+from warpcheck.machine.record import EVENTS, KINDS, Record, RecordedLaunch
 from warpcheck.timing.chips import ChipTable
 from warpcheck.timing.code import issue_of
 from warpcheck.timing.replay import Times, replay, resident_ctas
@@ -189,7 +189,8 @@ def _waves(cycles_of: Callable[[int], float], clusters: int, slots: int, chip: C
     return last
 
 
-_L2_OF_LOADS = {"load": (3, 4), "global": (0, 2)}  # columns of bytes and address
+_BYTES_OF_LOADS = 3
+_L2_OF_LOADS = {"load": (_BYTES_OF_LOADS, 4), "global": (0, 2)}  # columns of bytes and address
 
 
 def _ranges(
@@ -200,7 +201,7 @@ def _ranges(
     read, written, added = (np.zeros(len(bases)) for _ in range(3))
     scale = clusters / len(part.clusters)
     for warp in record.warps:
-        kinds, values = warp.events[:, 1], warp.events[:, 2:]
+        kinds, values = warp.events[:, 1], _inside(warp.events)
         for kind, (bytes_at, address_at) in _L2_OF_LOADS.items():
             chosen = values[kinds == KINDS[kind]]
             is_read = chosen[:, 3] == 0 if kind == "global" else np.ones(len(chosen), dtype=bool)
@@ -220,6 +221,16 @@ def _ranges(
             sharers = min(max(1.0, of_part * scale / max(lines, 1.0)) * unused, float(sms))
             found.append((base, base + nbytes, sharers, cold and sharers < _ALONE))
     return found, float(moved.sum()) if cold else 0.0
+
+
+def _inside(events: np.ndarray) -> np.ndarray:
+    """Return the values of events. A TMA load has the bytes of its box that are inside the tensor."""
+    values = events[:, 2:]
+    boxes = np.flatnonzero(events[:, 1] == KINDS["box"])
+    if len(boxes):
+        values = values.copy()
+        values[boxes + 1, _BYTES_OF_LOADS] = values[boxes, EVENTS[KINDS["box"]].index("bytes") - 1]
+    return values
 
 
 def _add(bases: np.ndarray, to: np.ndarray, events: np.ndarray, bytes_at: int, address_at: int) -> None:

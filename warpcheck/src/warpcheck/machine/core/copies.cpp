@@ -100,10 +100,13 @@ void Engine::tma(Exec& x) {
             } else {
                 targets.push_back({&home, &bar_home});
             }
-            if (x.w.timed)
+            if (x.w.timed) {
+                const TmaRows rows = four ? tma_rows_gather4(map, coords) : tma_rows(map, coords);
+                x.w.timed->note(Timed::Box, rows.rows, rows.cut, rows.cut_sectors, rows.sectors, rows.bytes);
                 for (const Target& t : targets)
                     x.w.timed->note(Timed::Load, t.cta->linear, t.bar_cta->linear, bar_offset, bytes, int64_t(first_address(*pieces)),
                                     &t == &targets[0] ? int64_t(pieces->size()) : -int64_t(pieces->size()));
+            }
             op->steps.push_back([this, self, map, pieces, targets, first, last] {
                 check_outside(map, *pieces);
                 for (const TmaPiece& p : *pieces)

@@ -26,6 +26,8 @@ enum class Timed : int64_t {
     Cancel,     // clusterlaunchcontrol.try_cancel: cta and barrier signalled
     CopyArrive, // cp.async.mbarrier.arrive: cta, barrier, arrivals, arrivals that it adds to those of the phase
     TensorCopy, // tcgen05.cp: bytes that each CTA copies
+    Box,        // of the TMA load that follows: rows, rows cut by the tensor's edge, those cut within a sector of 32 bytes,
+                // sectors in global memory, bytes inside the tensor
 };
 
 struct TimedEvent {

@@ -589,6 +589,7 @@ private:
                 enqueue(sm, copy);
                 break;
             }
+            case Timed::Box: box_ = &e; break;
             case Timed::Load: load(cta, i, e, t); break;
             case Timed::Put: {
                 Sm& here = sm_of(w);
@@ -669,14 +670,21 @@ private:
         const Cycles bytes = Cycles(v[3]);
         if (v[5] >= 0 || copied_from_ != &e - 1) {
             Sm& sm = sms_[size_t(cta.input.sm)];
+            const int64_t* box = box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
+            Cycles takes = bytes / chip_.tma_bytes;
+            if (box) {
+                const Cycles whole = Cycles(box[0] - box[1]);
+                takes = std::max(takes * whole / Cycles(box[0]), whole * chip_.tma_row) + Cycles(box[1]) * chip_.tma_cut_row + Cycles(box[2]) * chip_.tma_cut_sector;
+            }
             const Cycles begin = std::max(sm.tma_free, t);
-            sm.tma_free = begin + bytes / chip_.tma_bytes;
-            result_.busy["tma load"] += bytes / chip_.tma_bytes;
+            sm.tma_free = begin + takes;
+            result_.busy["tma load"] += takes;
             const Memory memory = memory_of(v[4]);
             ++result_.loads;
             result_.misses += memory.miss;
-            Cycles end = from_l2(sm, bytes, memory, begin);
-            if (memory.miss) end = std::max(end, from_dram(bytes, memory.sharers, begin) + chip_.dram_latency - chip_.l2_latency);
+            // Of a row that the tensor's edge cuts L2 gives all sectors.
+            Cycles end = from_l2(sm, box ? Cycles(32 * box[3]) : bytes, memory, begin);
+            if (memory.miss) end = std::max(end, from_dram(box ? Cycles(box[4]) : bytes, memory.sharers, begin) + chip_.dram_latency - chip_.l2_latency);
             load_end_ = std::max(sm.tma_free, end) + chip_.tma_latency;
             load_begin_ = std::min(load_end_, begin + chip_.tma_latency);
             if (options_.timeline) result_.intervals.push_back({kLoadTrack, cta.input.sm, int64_t(i), v[3], begin, load_end_});
@@ -884,6 +892,7 @@ private:
     Cycles now_ = 0, dram_free_ = 0, copy_done_ = 0, load_begin_ = 0, load_end_ = 0;
     const TimedEvent* copied_from_ = nullptr;
     const TimedEvent* stored_ = nullptr;
+    const TimedEvent* box_ = nullptr;
 };
 
 }  // namespace
