@@ -177,8 +177,9 @@ inline void tma_pieces_gather4(const TensorMap& map, const int32_t coords[5], ui
 
 // Rows (dimension 0) of a box in global memory, for the clock. rows: all of the box. cut: those that are partly outside
 // the tensor; cut_sectors: of these, those whose part inside ends within a sector of 32 bytes. sectors: that the rows
-// inside the other dimensions touch, with what is outside dimension 0. bytes: inside the tensor.
-struct TmaRows { int64_t rows = 0, cut = 0, cut_sectors = 0, sectors = 0, bytes = 0; };
+// inside the other dimensions touch, with what is outside dimension 0. bytes: inside the tensor. partial: sectors of
+// which a store writes a part.
+struct TmaRows { int64_t rows = 0, cut = 0, cut_sectors = 0, sectors = 0, bytes = 0, partial = 0; };
 
 namespace detail {
 
@@ -193,6 +194,9 @@ inline void add_row(const TensorMap& map, int64_t column, uint64_t row_address, 
     const uint64_t begin = row_address + uint64_t(bytes(column));
     out.sectors += int64_t((begin + uint64_t(bytes(count)) - 1) / kSector - begin / kSector + 1);
     out.bytes += bytes(last - first);
+    const uint64_t from = row_address + uint64_t(bytes(column + first)), to = row_address + uint64_t(bytes(column + last));
+    const bool is_one = from / kSector == (to - 1) / kSector;
+    out.partial += is_one ? to - from < kSector : (from % kSector != 0) + (to % kSector != 0);
     if (last - first == count) return;
     ++out.cut;
     out.cut_sectors += bytes(last - first) % int64_t(kSector) != 0;
