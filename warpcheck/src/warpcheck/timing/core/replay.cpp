@@ -610,7 +610,7 @@ private:
                     break;
                 }
                 stored_ = &e;
-                const int64_t* box = box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
+                const int64_t* box = chip_.box_sectors > 0 && box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
                 const Cycles bytes = box ? Cycles(box[4]) : Cycles(v[2]), rate = v[1] ? chip_.reduce_bytes : chip_.tma_store_bytes;
                 const Cycles cut = box ? Cycles(box[1] + box[2]) * chip_.tma_store_cut_row : 0;
                 const Cycles begin = std::max(sm.store_free, t);
@@ -683,12 +683,9 @@ private:
         const Cycles bytes = Cycles(v[3]);
         if (v[5] >= 0 || copied_from_ != &e - 1) {
             Sm& sm = sms_[size_t(cta.input.sm)];
-            const int64_t* box = box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
+            const int64_t* box = chip_.box_sectors > 0 && box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
             Cycles takes = bytes / chip_.tma_bytes;
-            if (box) {
-                const Cycles whole = Cycles(box[0] - box[1]);
-                takes = std::max(takes * whole / Cycles(box[0]), whole * chip_.tma_row) + Cycles(box[1]) * chip_.tma_cut_row + Cycles(box[2]) * chip_.tma_cut_sector;
-            }
+            if (box) takes = std::max(takes, Cycles(box[0]) * chip_.tma_row) + Cycles(box[1]) * chip_.tma_cut_row + Cycles(box[2]) * chip_.tma_cut_sector;
             const Cycles begin = std::max(sm.tma_free, t);
             sm.tma_free = begin + takes;
             result_.busy["tma load"] += takes;
