@@ -11,6 +11,7 @@ Nothing is fitted to the rows. The clock follows from the power limit (`warpchec
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -84,22 +85,29 @@ def main() -> None:
 @click.option("--filter", "pattern", default="", help="Only rows whose label matches this regular expression.")
 @click.option("--least", type=float, default=0.2, show_default=True,
               help="Milliseconds that a row takes at least: the host may bound shorter ones.")  # fmt: skip
+@click.option("--draw", type=click.IntRange(min=1), help="Only so many of these rows, chosen by --seed.")
+@click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--into", type=click.Path(path_type=Path), required=True)
-def predict(measured, gpu, watts, sample, pattern, least, into) -> None:
+def predict(measured, gpu, watts, sample, pattern, least, draw, seed, into) -> None:
     """Predict every row of fa4 that is not in --into."""
+    chosen = [
+        row
+        for path in measured
+        for row in rows_of(path)
+        if row["provider"] == "fa4" and row.get("median_ms", 0.0) >= least and re.search(pattern, row["label"])
+    ]
+    if draw:
+        chosen = random.Random(seed).sample(chosen, min(draw, len(chosen)))
     known = {(row["suite"], row["label"]) for row in rows_of(into)} if into.exists() else set()
-    for path in measured:
-        for row in rows_of(path):
-            if row["provider"] != "fa4" or row.get("median_ms", 0.0) < least:
-                continue
-            if (row["suite"], row["label"]) in known or not re.search(pattern, row["label"]):
-                continue
-            known.add((row["suite"], row["label"]))
-            (case,) = (case for case in SUITES[row["suite"]] if case.label == row["label"])
-            made = with_measured(predicted(row["suite"], case, gpu, watts, sample), row)
-            click.echo(f"{made['label']}: {made['predicted_ms']:.3f} ms, measured {made['measured_ms']:.3f}")
-            with into.open("a") as file:
-                file.write(json.dumps(made) + "\n")
+    for row in chosen:
+        if (row["suite"], row["label"]) in known:
+            continue
+        known.add((row["suite"], row["label"]))
+        (case,) = (case for case in SUITES[row["suite"]] if case.label == row["label"])
+        made = with_measured(predicted(row["suite"], case, gpu, watts, sample), row)
+        click.echo(f"{made['label']}: {made['predicted_ms']:.3f} ms, measured {made['measured_ms']:.3f}")
+        with into.open("a") as file:
+            file.write(json.dumps(made) + "\n")
 
 
 @main.command("ahead")

@@ -66,7 +66,7 @@ struct Tensor {
 
 struct Sm {
     std::array<Partition, kPartitions> parts;
-    Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, gpc_free = 0, red_free = 0, lines_free = 0, store_free = 0, dsmem_free = 0;
+    Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, gpc_free = 0, red_free = 0, red_out = 0, lines_free = 0, store_free = 0, dsmem_free = 0;
     std::deque<Tensor> tensor;
     Cycles tensor_free = 0, tensor_begin = 0, given = 0;    // given: cycles added to the running wgmma
     Tensor running;
@@ -642,12 +642,14 @@ private:
                     sm.red_free = std::max(sm.red_free, t) + bytes / chip_.red_bytes;
                     result_.busy["additions"] += bytes / chip_.red_bytes;
                     read = sm.red_free;
-                    done = sm.red_free + chip_.atomic_latency;
-                    if (chip_.red_queue > 0) {      // they leave in order with accesses to shared memory
-                        sm.lsu_free = std::max(sm.lsu_free, sm.red_free);
+                    if (chip_.red_port_bytes > 0) {     // they leave in order with accesses to shared memory
+                        sm.red_out = std::max({sm.red_out, t, sm.red_free - chip_.red_burst}) + bytes / chip_.red_port_bytes;
+                        sm.lsu_free = std::max(sm.lsu_free, sm.red_out);
                         Cycles& pipe = p.pipe_free[size_t(s.pipe)];
-                        pipe = std::max(pipe, sm.red_free - chip_.red_queue);
+                        pipe = std::max(pipe, sm.red_out - chip_.red_queue);
+                        read = sm.red_out;
                     }
+                    done = std::max(read, sm.red_free) + chip_.atomic_latency;
                     break;
                 }
                 // Lines of cp.async are looked up one after another.
