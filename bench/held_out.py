@@ -23,7 +23,7 @@ from .sampled import SAMPLE, predict_sampled
 from .suites import SUITES, BenchCase
 
 # Between two events around a kernel that does nothing, less the kernel: `bench.calibrate.harness` on an H200.
-EVENTS_US = 3.4
+EVENTS_US = 3.5
 
 
 def predicted(suite: str, case: BenchCase, gpu: str, watts: float, sample: int) -> dict:
