@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 
 import torch
@@ -224,6 +225,24 @@ def _pairs(
     )
 
 
+def _drawn(seed: int) -> tuple[BenchCase, ...]:
+    """Ten shapes that nobody chose, of 0.1 to 6 TFLOP, for predictions that precede the measurement."""
+    draw, found = random.Random(seed), []
+    while len(found) < 10:
+        head_dim, direction, causal = (
+            draw.choice((64, 72, 80, 96, 128)),
+            draw.choice(("fwd", "bwd")),
+            draw.random() < 0.4,
+        )
+        seqlen, heads = draw.randrange(300, 9000), draw.choice((8, 12, 16, 24, 32))
+        batch = max(1, round(draw.choice((1, 2, 4)) * 16384 / seqlen * 1024 / (heads * head_dim)))
+        keys = seqlen if causal or draw.random() < 0.7 else draw.randrange(100, 9000)
+        case = BenchCase(direction, batch, seqlen, keys, heads, heads, head_dim, head_dim, causal)
+        if 1e11 < case.flops < 6e12:
+            found.append(case)
+    return tuple(found)
+
+
 def _vision() -> tuple[BenchCase, ...]:
     """Encoders of images, with heads, columns and tokens as in SigLIP so400m (72 columns), ViT-L, Qwen2-VL (80) and
     InternViT-6B; an odd number of tokens; and attention of a few learned queries to an image's tokens."""
@@ -389,6 +408,7 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         if dtype != MXFP8 or case.head_dim_v <= (128 if case.direction == "fwd" else 64)
     ),
     "vision": _vision(),
+    "drawn": _drawn(20261128),
     "diffusion": _diffusion(),
     "cpu": _CPU,
     "tiny": tuple(  # seconds on any CPU: shows that checks, rows and plots work

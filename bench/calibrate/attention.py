@@ -22,6 +22,7 @@ SHAPES = (  # sequence, head dim, causal
     (16384, 128, True), (4096, 64, False), (4096, 64, True),
 )  # fmt: skip
 STEADY = (2048, 4096)  # rows that one CTA goes through
+ALONE = "alone,"  # one CTA, of which parts are left out
 TABLE = "table"  # the tiles that the table names
 HELD_OUT = "held out"  # these too, of shapes that nobody had measured when their cycles were predicted
 HELD_SHAPES = (  # sequence, head dim, causal
@@ -50,10 +51,10 @@ class Case:
         return f"{self.backend} {self.shape.label}, {self.variant}"
 
 
-def _steady(direction: str, length: int) -> BenchCase:
+def _steady(direction: str, length: int, head_dim: int = 128) -> BenchCase:
     """128 rows of one side and `length` of the other: one CTA, alone on the chip."""
     rows, keys = (128, length) if direction == "fwd" else (length, 128)
-    return BenchCase(direction, 1, rows, keys, 1, 1, 128, 128, False)
+    return BenchCase(direction, 1, rows, keys, 1, 1, head_dim, head_dim, False)
 
 
 def _variants(backend: str, direction: str) -> dict[str, dict[str, Any]]:
@@ -114,6 +115,11 @@ def cases() -> Iterator[Case]:
     for head_dim in (128, 64):
         for parts in skeletons.LEFT_OUT:
             yield Case("sm90", square("fwd", 4096, head_dim, False), f"without {' and '.join(parts)}", lacks=parts)
+    for backend in BACKENDS:
+        for head_dim in (64, 96, 128):
+            for parts in skeletons.LEFT_OUT_BACKWARD:
+                variant = f"{ALONE} without {' and '.join(parts) or 'nothing'}"
+                yield Case(backend, _steady("bwd", STEADY[-1], head_dim), variant, lacks=parts)
 
 
 def inputs_of(shape: BenchCase, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionInputs:

@@ -1,4 +1,4 @@
-"""mma.sync of four warps beside what four others do on the same schedulers; and code that is run straight through."""
+"""What four warps do beside what four others do on the same schedulers; and code that is run straight through."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ SUMS, STEPS = 8, 4  # accumulators of a warp, and products into each, in one pas
 FEW, MANY = 8, 24  # passes; who is timed beside the other ends first
 _DEPTH = 16.0  # what a product of ones adds
 _CHAINS = 8
+_COPIES = 16  # of a pass
 _ZEROS = 16 * 256  # bytes behind which shared memory is zero
 
 
@@ -42,17 +43,26 @@ _OTHERS = {  # PTX of one of the chains, and how often in a pass: about as long 
 }  # fmt: skip
 
 
-def _beside(name: str) -> Bench:
-    """Each alone, then each beside the other, which runs for longer."""
-    chains = [f"x{i}" for i in range(_CHAINS)]
+def _pass(name: str) -> tuple[str, int]:
+    """PTX of a pass of the loop, and its instructions."""
     if name == "mma.sync":
-        other, count = _PRODUCTS, SUMS * STEPS
-    else:
-        text, steps = _OTHERS[name]
-        other, count = "\n".join(text.format(x=x) for _ in range(steps) for x in chains), _CHAINS * steps
+        return _PRODUCTS, SUMS * STEPS
+    if name == "cp.async":
+        copies = "".join(f"cp.async.cg.shared.global [spot+{4096 * i}], [line16], 16;\n" for i in range(_COPIES))
+        return copies + "cp.async.wait_all;", _COPIES
+    text, steps = _OTHERS[name]
+    return "\n".join(text.format(x=f"x{i}") for _ in range(steps) for i in range(_CHAINS)), _CHAINS * steps
+
+
+def _beside(name: str, first: str = "mma.sync") -> Bench:
+    """Each alone, then each beside the other, which runs for longer. first: what warps 0 to 3 do."""
+    chains = [f"x{i}" for i in range(_CHAINS)]
+    (mine, each), (other, count) = _pass(first), _pass(name)
+    what = "products" if first == "mma.sync" else f"warps 0 to 3, {first}"
+    whose = name if first == "mma.sync" else f"warps 4 to 7, {name}"
     sections, body = [], ""
     for phase, passes in enumerate(((FEW, 0), (0, FEW), (FEW, MANY), (MANY, FEW))):
-        parts = [looped(part, n, f"PASS{phase}{who}") for who, (part, n) in enumerate(zip((_PRODUCTS, other), passes))]
+        parts = [looped(part, n, f"PASS{phase}{who}") for who, (part, n) in enumerate(zip((mine, other), passes))]
         timed = phase % 2
         stop = f"mov.u64 stop, %clock64; sub.u64 t, stop, start; @{{}} st.global.b64 [row+{8 * phase}], t;"
         body += f"""
@@ -69,8 +79,7 @@ def _beside(name: str) -> Bench:
         bar.sync 0;
         """
         how = "beside the other" if phase > 1 else "alone"
-        each = SUMS * STEPS if not timed else count
-        sections.append(Section(f"{name if timed else 'products'} {how}", FEW * each))
+        sections.append(Section(f"{whose if timed else what} {how}", FEW * (count if timed else each)))
     sums = [f"c{i}_{j}" for i in range(SUMS) for j in range(4)]
     total = "".join(f"add.f32 all, all, {x};" for x in sums[1:] + chains)
     total += "".join(f"xor.b32 any, any, at{x};" for x in chains)
@@ -82,18 +91,20 @@ def _beside(name: str) -> Bench:
 
     def expected(before: torch.Tensor, rounds: int) -> torch.Tensor:
         after = before.clone()
-        after[0] = _DEPTH * rounds * STEPS * (2 * FEW + MANY)
+        after[0] = _DEPTH * rounds * STEPS * (2 * FEW + MANY) if first == "mma.sync" else 0
         return after
 
     return Bench(
-        f"mma.sync m16n8k16 beside {name}", tuple(sections), body, initial, expected,
+        f"{'mma.sync m16n8k16' if first == 'mma.sync' else first} beside {name}", tuple(sections), body,
+        initial, expected,
         declared=f".reg .f32 all, by, of, {', '.join(sums + chains)};"
-                 ".reg .b32 h0, h1, h2, h3, h4, h5, packed, spot, word, any; .reg .b64 line;"
+                 ".reg .b32 h0, h1, h2, h3, h4, h5, packed, spot, word, any; .reg .b64 line, line16;"
                  f".reg .b32 {', '.join(f'm{x}{i}' for x in chains for i in range(4))};"
                  f".reg .b32 nil, {', '.join(f'at{x}' for x in chains)}; .reg .pred second, alone;",
         before="setp.ge.u32 second, thread, 128; setp.eq.u32 alone, thread, 128;"
                "shl.b32 spot, thread, 4; add.u32 spot, spot, room; shl.b32 word, thread, 2; cvt.u64.u32 line, word;"
                f"add.u32 word, word, room; add.u64 line, line, data; add.u64 line, line, {SCRATCH};"
+               f"mad.wide.u32 line16, thread, 16, data; add.u64 line16, line16, {SCRATCH};"
                "ld.global.f32 by, [data+4]; ld.global.f32 of, [data+8];"
                "mov.b32 any, 0; mov.b32 nil, 0; st.shared.v4.f32 [spot], {of, of, of, of};"
                f"st.shared.v4.b32 [spot+{_ZEROS}], {{nil, nil, nil, nil}}; bar.sync 0;"
@@ -104,7 +115,7 @@ def _beside(name: str) -> Bench:
         # The others' sums are used where the first one is no number, which it is.
         after=f"mov.f32 all, c0_0; {total} testp.notanumber.f32 p, c0_0; @p mov.f32 c0_0, all; @p mov.b32 c0_0, any;"
               "@first st.global.f32 [data], c0_0;",
-        threads=256, smem_bytes=2 * _ZEROS, scratch=4 * 256,
+        threads=256, smem_bytes=4096 * _COPIES if name == "cp.async" else 2 * _ZEROS, scratch=16 * 256,
     )  # fmt: skip
 
 
@@ -127,4 +138,10 @@ def _straight(length: int) -> Bench:
     )  # fmt: skip
 
 
-BENCHES = (*map(_beside, ("mma.sync", *_OTHERS)), *map(_straight, LENGTHS))
+_OF_SHARED_MEMORY = ("ldmatrix.x4", "stores of 4 bytes", "stores of 16 bytes", "additions of 4 bytes", "cp.async")
+BENCHES = (
+    *map(_beside, ("mma.sync", *_OTHERS)), *(_beside(name, "ldmatrix.x4") for name in _OF_SHARED_MEMORY),
+    # Two warps of a scheduler that want the same pipe; of the last two pairs one has other work between.
+    *(_beside(name, name) for name in ("ex2", "softmax", "fma", "max")), _beside("ex2", "softmax"),
+    _beside("softmax", "ex2"), *map(_straight, LENGTHS),
+)  # fmt: skip

@@ -147,7 +147,7 @@ def _predict(pattern: str, kept: Path) -> None:
     rows = {_key(row): row for row in (_lines(PREDICTED) if same else ())}
     for case in attention.cases():
         is_other = case.deterministic or case.lacks or case.variant in (attention.HELD_OUT, attention.HELD_OUT_NEXT)
-        if is_other or not re.search(pattern, case.label):
+        if is_other or case.variant.startswith(attention.ALONE) or not re.search(pattern, case.label):
             continue
         try:
             found = predict(case, chip, table, kept)

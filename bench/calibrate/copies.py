@@ -45,44 +45,61 @@ def _loads() -> Bench:
     )  # fmt: skip
 
 
-def _stream(size: int, everywhere: bool, readers: int = 0) -> Bench:
-    """STAGES loads in flight, from an L2-resident megabyte; a grid of one CTA, or one for each SM. readers: so many
-    neighbours read the same bytes, the next ones others [default: all the same]."""
-    span = STAGES * size
-    body = timed(0, f"""
+STREAM = ".reg .b32 again, load, stage, barrier, to, parity, limit; .reg .b64 source;"  # registers of a stream
+
+
+def stream(issue: str, nbytes: int, loads: int | str = LOADS) -> str:
+    """PTX of thread 0: loads of `nbytes` each, STAGES in flight.
+
+    issue: PTX of the load with the number `load` to `to`, counted by `barrier`. loads: their number, a multiple of
+    STAGES, or a register that holds it.
+    """
+    return f"""
     @!first bra OTHERS;
-    mov.b32 load, 0;
+    mov.b32 load, 0; mov.b32 limit, {loads};
     NEXT:
     and.b32 stage, load, {STAGES - 1};
     mad.lo.u32 barrier, stage, 8, smem;
-    mad.lo.u32 to, stage, {size}, room;
+    mad.lo.u32 to, stage, {nbytes}, room;
     setp.lt.u32 q, load, {STAGES};
     @q bra FREE;
     shr.u32 parity, load, {STAGES.bit_length() - 1}; add.u32 parity, parity, 1; xor.b32 parity, parity, again;
     and.b32 parity, parity, 1;
     {wait("barrier", "parity", "BUSY")}
     FREE:
-    {_EXPECT.format(barrier="barrier", bytes=size)}
-    mad.wide.u32 source, stage, {size}, data;
-    {_LOAD.format(to="to", source="source", bytes=size, barrier="barrier")}
+    {_EXPECT.format(barrier="barrier", bytes=nbytes)}
+    {issue}
     add.u32 load, load, 1;
-    setp.lt.u32 q, load, {LOADS};
+    setp.lt.u32 q, load, limit;
     @q bra NEXT;
+    shr.u32 load, limit, {STAGES.bit_length() - 1}; and.b32 load, load, 1; xor.b32 again, again, load;
+    xor.b32 parity, again, 1;
     mov.b32 stage, 0;
     LAST:
     mad.lo.u32 barrier, stage, 8, smem;
-    xor.b32 parity, again, {LOADS // STAGES - 1 & 1};
     {wait("barrier", "parity", "DRAIN")}
     add.u32 stage, stage, 1;
     setp.lt.u32 q, stage, {STAGES};
     @q bra LAST;
     OTHERS:
-    """) + f"xor.b32 again, again, {LOADS // STAGES & 1};"  # fmt: skip
+    """
+
+
+def bulk_load(nbytes: int) -> str:
+    """PTX: load bytes from `source`, as `stream` issues them."""
+    return _LOAD.format(to="to", source="source", bytes=nbytes, barrier="barrier")
+
+
+def _stream(size: int, everywhere: bool, readers: int = 0) -> Bench:
+    """STAGES loads in flight, from an L2-resident megabyte; a grid of one CTA, or one for each SM. readers: so many
+    neighbours read the same bytes, the next ones others [default: all the same]."""
+    span = STAGES * size
     whose = "" if not readers else ", each its own" if readers == 1 else f", {readers} the same"
     return Bench(
         f"bulk loads, {STAGES} of {size} bytes in flight, {'all SMs' if everywhere else 'one SM'}{whose}",
-        (Section("stream", LOADS * size / 1024, "KiB"),), body, lambda: _words(SCRATCH // 4 if readers else span // 4),
-        lambda before, rounds: before, declared=".reg .b32 again, load, stage, barrier, to, parity; .reg .b64 source;",
+        (Section("stream", LOADS * size / 1024, "KiB"),),
+        timed(0, stream(f"mad.wide.u32 source, stage, {size}, data; {bulk_load(size)}", size)),
+        lambda: _words(SCRATCH // 4 if readers else span // 4), lambda before, rounds: before, declared=STREAM,
         before="mov.b32 again, 0;" + init(*[1] * STAGES)
                + (f"div.u32 rank, cta, {readers}; mad.wide.u32 data, rank, {span}, data; add.u64 data, data, {SCRATCH};"
                   if readers else ""),
@@ -147,20 +164,22 @@ def _stores() -> Bench:
 _BULK_ADDS, _ADD_BYTES = 16, 16384
 
 
-def _stream_of_adds(shared: bool) -> Bench:
-    """Bulk additions of all SMs, one after the other as soon as shared memory has been read: each CTA's to bytes of its
-    own, or all to the same."""
-    target = "data" if shared else "own"
+def _stream_of_adds(sharers: int) -> Bench:
+    """Bulk additions of all SMs, one after the other as soon as shared memory has been read, to the bytes of so many
+    neighbours. 0: of all CTAs."""
+    target, shared = ("own", False) if sharers else ("data", True)
+    whose = "to the same bytes" if shared else "each to its own" if sharers == 1 else f"{sharers} to the same"
     one = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{target}+{{}}], [room], {_ADD_BYTES};"
     one += "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;\n"
     adds = "".join(one.format((SCRATCH if shared else 0) + _ADD_BYTES * (i % 4)) for i in range(_BULK_ADDS))
     return Bench(
-        f"bulk additions, all SMs, {'to the same bytes' if shared else 'each to its own'}",
+        f"bulk additions, all SMs, {whose}",
         (Section("stream", _BULK_ADDS * _ADD_BYTES / 1024, "KiB"),),
         timed(0, f"@!first bra OTHERS;\n{adds} cp.async.bulk.wait_group 0;\nOTHERS:"), lambda: torch.zeros(1),
         lambda before, rounds: torch.ones_like(before), declared=".reg .f32 one; .reg .b64 own; .reg .b32 place;",
         before=f"""
-        mov.f32 one, 0f3F800000; mad.wide.u32 own, cta, {4 * _ADD_BYTES}, data; add.u64 own, own, {SCRATCH};
+        mov.f32 one, 0f3F800000; div.u32 place, cta, {sharers or 1};
+        mad.wide.u32 own, place, {4 * _ADD_BYTES}, data; add.u64 own, own, {SCRATCH};
         shl.b32 place, thread, 2; FILL: add.u32 lane, room, place; st.shared.f32 [lane], one; add.u32 place, place, 512;
         setp.lt.u32 p, place, {_ADD_BYTES}; @p bra FILL; fence.proxy.async.shared::cta; bar.sync 0;
         """,
@@ -196,5 +215,5 @@ def _atomics() -> Bench:
 BENCHES = (
     _loads(), *(_stream(size, everywhere) for size in (8192, 16384, 32768) for everywhere in (False, True)),
     *(_stream(size, True, readers) for size in (16384, 32768) for readers in (1, 2, 4, 8, 16, 33, 66)),
-    _from_dram(False), _from_dram(True), _stores(), *(_stream_of_adds(shared) for shared in (False, True)), _atomics(),
+    _from_dram(False), _from_dram(True), _stores(), *map(_stream_of_adds, (1, 0, 2, 4, 8, 16, 33)), _atomics(),
 )  # fmt: skip

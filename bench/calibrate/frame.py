@@ -6,6 +6,7 @@ all bodies need, and is repeated: each repetition writes the clocks that its sec
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from pathlib import Path
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Int8, Int64
+from cutlass import BFloat16, Int8, Int64
 from cutlass._mlir.dialects import llvm
 
+from fa4.pipeline.smem import Tile
+from fa4.pipeline.tma import TmaMap, TmaTile, descriptor_of
 from fa4.runtime import jit
 from fa4.runtime.device import Chip
 
@@ -46,6 +49,28 @@ class Section:
 
 
 @dataclass(frozen=True)
+class TiledTensor:
+    """A tensor (rows, heads, columns) of 16-bit numbers from `data` + SCRATCH on, and the boxes in which TMA reads it:
+    `box` rows of one head, and `row_bytes` of each, swizzled. rows: for each CTA, in one of the heads."""
+
+    rows: int
+    columns: int
+    row_bytes: int = 128
+    heads: int = 16
+    box: int = 128
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(self.box, self.columns, row_bytes=self.row_bytes)
+
+    def rows_of(self, ctas: int) -> int:
+        return self.rows * -(-ctas // self.heads)
+
+    def nbytes(self, ctas: int) -> int:
+        return 2 * self.rows_of(ctas) * self.heads * self.columns
+
+
+@dataclass(frozen=True)
 class Bench:
     """One microbenchmark.
 
@@ -54,7 +79,8 @@ class Bench:
     float32 or int32 tensor; expected: what they hold after a launch of so many rounds. threads: of a CTA. ctas: of the
     grid, -n for n per SM. smem_bytes: of shared memory behind `room`. scratch: bytes from `data` + SCRATCH on, as many
     for each CTA and once more, which are not compared with anything. launches: in a row, each from what the one before
-    left. chips: targets it is written for, () for all. pdl: launches may overlap.
+    left. chips: targets it is written for, () for all. pdl: launches may overlap. tiles: tensor in the place of
+    scratch; the body names its tensor map `map`, whose coordinates are column, row and head.
     """
 
     name: str
@@ -74,7 +100,14 @@ class Bench:
     chips: tuple[str, ...] = ()
     pdl: bool = False
     launches: int = 1
+    tiles: TiledTensor | None = None
     notes: dict[str, object] = field(default_factory=dict)
+
+    def nbytes(self, ctas: int) -> int:
+        """Bytes of the memory at `data`; 0: what `initial` gives."""
+        if self.tiles:
+            return SCRATCH + self.tiles.nbytes(ctas)
+        return SCRATCH + (ctas + 1) * self.scratch if self.scratch else 0
 
 
 def timed(section: int, text: str, *, together: bool = True) -> str:
@@ -135,6 +168,7 @@ def text(bench: Bench) -> str:
     row_bytes, rounds = 8 * len(bench.sections), bench.rounds
     whole = f"""{{
     {_DECLARED}
+    {".reg .b64 map; mov.b64 map, $4;" if bench.tiles else ""}
     {bench.declared}
     {bench.before}
     mad.wide.u32 ends, cta, {8 * CLOCKS}, ends;
@@ -157,23 +191,33 @@ def text(bench: Bench) -> str:
 
 
 @cute.kernel
-def _kernel(times: cute.Tensor, ends: cute.Tensor, data: cute.Tensor, ptx: cutlass.Constexpr[str]):
+def _kernel(
+    times: cute.Tensor, ends: cute.Tensor, data: cute.Tensor, tiles: TmaMap | None, ptx: cutlass.Constexpr[str]
+):
     smem = cute.arch.get_dyn_smem(Int8, alignment=1024)
     operands = [times.iterator.toint(), ends.iterator.toint(), data.iterator.toint(), smem.toint()]
+    if cutlass.const_expr(tiles is not None):
+        operands.append(descriptor_of(tiles))
     # Not `cute.arch.inline_ptx`: it has no way to write the % of a special register.
     llvm.inline_asm(
-        None, [operand.ir_value() for operand in operands], ptx, "l,l,l,r", has_side_effects=True, is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
+        None, [operand.ir_value() for operand in operands], ptx, "l,l,l,r" + ",l" * (len(operands) - 4),
+        has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT,
     )  # fmt: skip
 
 
 @cute.jit
 def _launch(
     times: cute.Tensor, ends: cute.Tensor, data: cute.Tensor, ptx: cutlass.Constexpr[str],
-    shape: cutlass.Constexpr[tuple], pdl: cutlass.Constexpr[bool], stream,
+    shape: cutlass.Constexpr[tuple], pdl: cutlass.Constexpr[bool], tiles: cutlass.Constexpr[TiledTensor | None], stream,
 ):  # fmt: skip
     ctas, threads, cluster, smem = shape
-    _kernel(times, ends, data, ptx).launch(
+    source = None
+    if cutlass.const_expr(tiles is not None):
+        sizes = tiles.rows_of(ctas), tiles.columns, tiles.heads
+        strides = tiles.heads * tiles.columns, 1, tiles.columns
+        start = cute.recast_ptr(data.iterator + SCRATCH // 4, dtype=BFloat16)
+        source = TmaTile.load(cute.make_tensor(start, cute.make_layout(sizes, stride=strides)), tiles.tile).map
+    _kernel(times, ends, data, source, ptx).launch(
         grid=(ctas, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), smem=smem, stream=stream, use_pdl=pdl,
     )  # fmt: skip
 
@@ -187,9 +231,12 @@ def compile_bench(bench: Bench, chip: Chip, sms: int) -> tuple[jit.Launcher, int
     def build() -> jit.Launcher:
         times, ends = (jit.fake_tensor(Int64, 1, contiguous=True) for _ in range(2))
         words = jit.fake_tensor(cutlass.Int32, 1, contiguous=True)
-        return jit.compile_kernel(_launch, times, ends, words, ptx, shape, bench.pdl, jit.current_stream(), chip=chip)
+        return jit.compile_kernel(
+            _launch, times, ends, words, ptx, shape, bench.pdl, bench.tiles, jit.current_stream(), chip=chip
+        )
 
-    return jit.compiled(("calibrate", _own_text(), ptx, shape, bench.pdl), build, chip), ctas
+    tiles = dataclasses.astuple(bench.tiles) if bench.tiles else ()
+    return jit.compiled(("calibrate", _own_text(), ptx, shape, bench.pdl, tiles), build, chip), ctas
 
 
 @functools.cache

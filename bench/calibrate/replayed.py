@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from warpcheck.machine import Checks
-from warpcheck.timing.chips import ChipTable, chip_table
+from warpcheck.timing.chips import GPUS, ChipTable
 from warpcheck.timing.code import binary_of, issue_with
 from warpcheck.timing.replay import replay
 
@@ -50,7 +50,8 @@ def record_of(bench: Bench, folder: Path) -> tuple:
 def sections(bench: Bench, table: ChipTable, folder: Path) -> dict[str, float]:
     """Section -> clocks a unit, the median of the repetitions after the first."""
     record, binary = record_of(bench, folder)
-    clocks = replay(record, issue_with(record, binary), table).clocks
+    ranges = ((0, 1 << 62, bench.notes["sharers"], bench.notes["cold"]),) if "sharers" in bench.notes else ()
+    clocks = replay(record, issue_with(record, binary), table, ranges=ranges).clocks
     own = [clocks[(clocks[:, 0] == 0) & (clocks[:, 1] == warp), 2] for warp in (0, 4)]
     if "beside" in bench.name:
         # All warps read where a phase starts; where it stops those that are timed: in four phases each of the two warps
@@ -77,11 +78,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, help="what bench.calibrate wrote")
     parser.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names it is found in")
+    parser.add_argument("--gpu", choices=("H100", "H200"), default="H100", help="whose table [default: %(default)s]")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another number of the table")
     parser.add_argument("--kept", type=Path, default=KEPT, help="folder of records [default: %(default)s]")
     args = parser.parse_args()
     values = dict(one.split("=") for one in args.set)
-    table = chip_table(CHIP).but(**{name: float(value) for name, value in values.items()})
+    table = GPUS[args.gpu].but(**{name: float(value) for name, value in values.items()})
     measured = {}
     for line in args.rows.read_text().splitlines()[1:] if args.rows else ():
         row = json.loads(line)

@@ -10,12 +10,12 @@ import torch
 
 from fa4.runtime.device import Chip
 
-from . import beside, copies, handoff, issue, launch, mixed, pairs, portable, tensor
-from .frame import CLOCKS, SCRATCH, Bench, compile_bench
+from . import beside, copies, handoff, issue, launch, mixed, pairs, portable, tensor, tiles, working_set
+from .frame import CLOCKS, Bench, compile_bench
 
 BENCHES: tuple[Bench, ...] = (
     *issue.BENCHES, *handoff.BENCHES, *tensor.BENCHES, *copies.BENCHES, *pairs.BENCHES, *portable.BENCHES,
-    *launch.BENCHES, *beside.BENCHES, *mixed.BENCHES,
+    *launch.BENCHES, *beside.BENCHES, *mixed.BENCHES, *tiles.BENCHES, *working_set.BENCHES,
 )  # fmt: skip
 
 
@@ -55,11 +55,8 @@ def launch_bench(bench: Bench, chip: Chip, device: torch.device, sms: int) -> Ou
     """
     launcher, ctas = compile_bench(bench, chip, sms)
     expected = bench.initial()
-    data = torch.zeros(
-        expected.numel() if not bench.scratch else (SCRATCH + (ctas + 1) * bench.scratch) // 4, dtype=expected.dtype
-    )
-    data[: expected.numel()] = expected
-    data = data.to(device)
+    data = torch.zeros(bench.nbytes(ctas) // 4 or expected.numel(), dtype=expected.dtype, device=device)
+    data[: expected.numel()] = expected.to(device)
     shape = (bench.launches, ctas, bench.rounds, len(bench.sections))
     times = torch.zeros(shape, dtype=torch.int64, device=device)
     ends = torch.zeros(bench.launches, ctas, CLOCKS, dtype=torch.int64, device=device)

@@ -155,11 +155,12 @@ def test_sharers_follow_from_the_size_of_what_is_read(own, sharers):
     gpu.launch(entry(READS.format(own=own), 2, "sm_90a"), grid=100, block=32, args=[source, written], smem_bytes=120000)
     record = gpu.launches[0].record
     for capacity, cold in ((1e9, False), (100.0, True)):
-        small = dataclasses.replace(table, l2_capacity=table.l2_capacity._replace(value=capacity))
-        ranges, moved = _ranges(record, record.launch.part, 100, 4, small)
+        small = dataclasses.replace(table, l2_capacity=table.l2_capacity._replace(value=capacity), l2_beyond=None)
+        ranges, cycles = _ranges(record, record.launch.part, 100, 4, small)
         (found,) = (r for r in ranges if r[0] <= source.ctypes.data < r[1])
         assert found[2] == min(sharers, 4) and found[3] is (cold and own > 0)
-        assert moved == (pytest.approx(source.nbytes + written.nbytes, rel=0.1) if cold else 0)
+        whole = small.device_memory(source.nbytes, 0, written.nbytes, 0, 0) / 4
+        assert cycles == (pytest.approx(whole, rel=0.1) if cold else 0)
     assert any(KINDS["global"] in warp.events[:, 1] for warp in record.warps)
 
 

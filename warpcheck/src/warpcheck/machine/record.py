@@ -21,10 +21,11 @@ EVENTS = (
     ("commit", "cta", "barrier"),
     ("named", "barrier", "threads"),
     ("shared", "bytes", "passes", "cta"),
-    ("global", "bytes", "sectors", "address", "access"),
+    ("global", "bytes", "sectors", "address", "access", "lines"),
     ("cancel", "cta", "barrier"),
     ("copy_arrive", "cta", "barrier", "arrivals", "added"),
     ("tensor_copy", "bytes"),
+    ("box", "rows", "cut", "cut_sectors", "sectors", "bytes", "partial"),
 )
 KINDS = {names[0]: number for number, names in enumerate(EVENTS)}
 

@@ -94,8 +94,9 @@ class ChipTable:
     """Parameters of a chip.
 
     sms: number of SMs. clock: GHz, the default for converting cycles to time. clock_backward: the same for backward
-    passes, if it differs. numbers: by the names of `_replay.CHIP_NUMBERS`. l2_capacity: bytes that stay in L2. power:
-    law of the clock under a power limit; None if unknown.
+    passes, if it differs. numbers: by the names of `_replay.CHIP_NUMBERS`. l2_capacity: bytes that stay in L2.
+    l2_beyond: bytes of which, read again and again, none is found there [default: the capacity]. power: law of the
+    clock under a power limit; None if unknown.
     """
 
     chip: str
@@ -105,6 +106,7 @@ class ChipTable:
     numbers: dict[str, Number]
     clock_backward: Number | None = None
     l2_capacity: Number = _UNKNOWN
+    l2_beyond: Number | None = None
     power: Power | None = None
 
     def clock_of(self, direction: str) -> float:
@@ -113,6 +115,22 @@ class ChipTable:
 
     def values(self) -> dict[str, float]:
         return {name: number.value for name, number in self.numbers.items()}
+
+    def l2_misses(self, nbytes: float) -> float:
+        """Return the share of a working set that comes from device memory each time."""
+        first, last = self.l2_capacity.value, (self.l2_beyond or self.l2_capacity).value
+        if nbytes <= first:
+            return 0.0
+        return 1.0 if nbytes >= last else (nbytes - first) / (last - first)
+
+    def device_memory(self, read: float, outside: float, stored: float, added: float, partial: float) -> float:
+        """Return the cycles that device memory takes, times the SMs.
+
+        read, stored, added: bytes. outside: bytes that boxes read beside those. partial: sectors stored in part.
+        """
+        rate = self.values()
+        cycles = (read + outside * rate["dram_outside"]) / rate["dram_bytes"] + stored / rate["dram_store_bytes"]
+        return cycles + added / rate["dram_add_bytes"] + partial * rate["dram_partial"]
 
     def but(self, **values: float) -> ChipTable:
         """Return the table with other values.
@@ -156,10 +174,21 @@ _B200 = ChipTable(
         "tmem_stretch": _fit(1.15, "tcgen05.ld and st during products; seen, not measured"),
         "tma_latency": _A(417, "META: 460 + 6 a KB to the reader; law: 460 - mbarrier_wake"),
         "tma_bytes": _A(170, "META: 6 cycles a KB"),
+        "box_sectors": _C(0, "1: L2 gives a box of TMA in sectors, as on an H200; 0: its bytes; not measured"),
+        "tma_row": _C(0, "at least, for a row of a box; on an H200 1.05; not measured"),
+        "tma_cut_row": _C(0, "more for a row that the tensor's edge cuts; on an H200 0.8; not measured"),
+        "tma_cut_sector": _C(0, "more if the edge is within a sector; on an H200 1; not measured"),
         "tma_store_latency": _B(130, "META: 130 + 52 a KB"),
         "tma_store_bytes": _B(20, "META: 52 cycles a KB"),
+        "tma_store_cut_row": _C(0, "more for a row that the tensor's edge cuts; on an H200 1; not measured"),
         "reduce_bytes": _fit(20, "cp.reduce.async.bulk; as a store"),
         "red_bytes": _C(70, "additions by threads, as a load; on an H100 a fifth; not measured"),
+        "red_port_bytes": _C(0, "additions do not delay accesses to shared memory; on an H200 they do; not measured"),
+        "red_queue": _C(0, "as above"),
+        "red_burst": _C(0, "as above"),
+        **_absent("mma.sync that stores wait for", "store_waits"),
+        "copy_lines": _C(0, "cycles a line of a quarter of a warp's cp.async; on an H200 1; not measured"),
+        "copy_passes": _C(4, "of shared memory by a warp's cp.async, as a store; on an H200 1; not measured"),
         "store_read_bytes": _C(20, "no faster than it stores, as an H100; not measured"),
         "store_share": _C(1, "what a store reads of shared memory's port; not measured"),
         "code_miss": _C(0, "the first passage through code; not measured"),
@@ -168,6 +197,10 @@ _B200 = ChipTable(
         "gpcs": _C(8, "as an H100's; of what several SMs of one read the same comes there once"),
         "l2_latency": _B(300, "QRC, FGS"),
         "dram_bytes": _A(24.8, "TK, SemiAnalysis: 7.2 TB/s over 148 SMs at 1.965 GHz"),
+        "dram_store_bytes": _C(24.8, "as reads; not measured"),
+        "dram_add_bytes": _C(12.4, "as a read and a store; not measured"),
+        "dram_partial": _C(0, "of a sector that a store of a box writes in part; on an H200 10 cycles; not measured"),
+        "dram_outside": _C(0, "of what the sectors of a box have beside it; on an H200 0.66; not measured"),
         "dram_latency": _B(795, "QRC, FGS 790-800"),
         "dsmem_latency": _B(190, "QRC 165-222 (B300)"),
         "dsmem_bytes": _fit(20, "as FGS measured on an H200: 15-21"),
@@ -187,6 +220,8 @@ _B300 = replace(
         **_B200.numbers,
         "l2_bytes": _C(65, "law: a B200's 20.45 TB/s over 160 SMs at 1.965 GHz"),
         "dram_bytes": _C(27.3, "law: a B200's 7.2 TB/s over 160 SMs at 1.647 GHz; NVIDIA names 8 TB/s for both"),
+        "dram_store_bytes": _C(27.3, "as reads; not measured"),
+        "dram_add_bytes": _C(13.65, "as a read and a store; not measured"),
     },
 )  # fmt: skip
 
@@ -218,10 +253,21 @@ _H100 = ChipTable(
         **_absent("tensor memory", "tmem_stretch", value=1),
         "tma_latency": _A(320, "bench.calibrate: 1 KiB is there after 377 to 516, with issue and wake-up"),
         "tma_bytes": _A(105, "bench.calibrate: one SM, four of 32 KiB in flight: 9.8 cycles a KiB"),
+        "box_sectors": _A(1, "bench.calibrate on an H200: boxes that the tensor's edge cuts are no faster"),
+        "tma_row": _A(1.05, "bench.calibrate on an H200: tiles of 128 rows in boxes of 64 bytes, 1.05 cycles a row"),
+        "tma_cut_row": _A(0.8, "bench.calibrate on an H200: tiles of rows of 160 and 192 bytes, less those of 128"),
+        "tma_cut_sector": _A(1, "as there: tiles of rows of 144 bytes"),
         "tma_store_latency": _A(100, "bench.calibrate: 131 for 1 KiB"),
         "tma_store_bytes": _A(32, "bench.calibrate: 1114 cycles for 32 KiB"),
+        "tma_store_cut_row": _A(1, "bench.calibrate on an H200: rows of 160 and 192 bytes; 1 more if cut in a sector"),
         "reduce_bytes": _A(14, "bench.calibrate: all SMs, each to its own bytes: 73 cycles a KiB; one alone 40"),
         "red_bytes": _A(17.2, "bench.calibrate: 4 bytes a thread, all SMs 59.5 cycles a KiB; 16 bytes a thread 41.4"),
+        "red_port_bytes": _A(28, "bench.calibrate: one SM, 4 bytes a thread: 18.3 cycles for 4 warps"),
+        "red_queue": _A(100, "bench.calibrate on an H200: beside additions, ldmatrix takes 135 cycles instead of 32"),
+        "red_burst": _C(2000, "additions that L2 has not taken, in cycles: about a tile of 32 KiB; not measured"),
+        "store_waits": _A(1, "bench.calibrate: stores of 4 bytes beside mma.sync take 7.4 cycles instead of 4.4"),
+        "copy_lines": _A(1.03, "bench.calibrate on an H200: cp.async of rows of 192 bytes by segments of 64: 8.2"),
+        "copy_passes": _A(1, "bench.calibrate on an H200: ldmatrix beside cp.async 18.3 cycles instead of 16.6"),
         "store_read_bytes": _A(32, "bench.calibrate: a store has read its bytes when it is complete, an addition too"),
         "store_share": _C(1, "what a store reads of shared memory's port; not measured"),
         "code_miss": _A(8, "bench.calibrate: the first passage through code takes 15.6 cycles for 8 FFMA, then 8"),
@@ -230,13 +276,18 @@ _H100 = ChipTable(
         "gpcs": _A(8, "bench.calibrate: what 2 to 8 neighbours read comes at 31 to 32, 16: 40 to 51, 33: 75"),
         "l2_latency": _A(270, "bench.calibrate: a chain of loads 281"),
         "dram_bytes": _A(14, "TK 3.24 TB/s"),
+        "dram_store_bytes": _C(12.4, "law: an H200's share of reads, 16 of 18.1"),
+        "dram_add_bytes": _C(4.5, "law: an H200's share of reads, 5.8 of 18.1"),
+        "dram_partial": _A(10, "bench.calibrate on an H200: stores of tiles of rows of 144 bytes"),
+        "dram_outside": _B(0.66, "bench.calibrate on an H200: loads of tiles of rows of 144 to 192 bytes; 0.4 to 0.9"),
         "dram_latency": _A(910, "bench.calibrate: 16 KiB that nobody has touched after 1159, from L2 after 516"),
         "dsmem_latency": _A(187, "180-193"),
         "dsmem_bytes": _B(20, "FGS on an H200: loads 19.9, stores 18.9, bulk 21.3"),
         "atomic_latency": _A(410, "bench.calibrate: a chain of atomic additions 424"),
         **_absent("cluster launch control", "cancel_latency", value=1900),
     },
-    l2_capacity=_A(50 << 20, "NVIDIA; TK: loads run at full speed up to 34 MB"),
+    l2_capacity=_A(34e6, "TK: loads run at full speed up to 34 MB"),
+    l2_beyond=_A(46e6, "TK: at 4.7 TB/s with 40 MB, between the 8.2 of L2 and the 3.24 of device memory"),
     power=Power(
         _A(1.98, "NVIDIA"), _C(100, "between the 70 of a chip without work and what its memory takes"),
         _fit(50, "as below"),
@@ -244,10 +295,20 @@ _H100 = ChipTable(
     ),
 )  # fmt: skip
 
-# Multiprocessors, L2 and clocks are an H100's.
+# Multiprocessors and clocks are an H100's. Rates are per cycle of an SM at 1.97 GHz.
 _H200 = replace(
     _H100, gpu="H200",
-    numbers={**_H100.numbers, "dram_bytes": _B(18.1, "TileSight: 4.2 of 4.8 TB/s; law: over 132 SMs at 1.755 GHz")},
+    numbers={
+        **_H100.numbers,
+        "dram_store_bytes": _A(16, "bench.calibrate: stores of tiles of 302 MB, rows of 128 and 256 bytes"),
+        "dram_add_bytes": _A(5.8, "bench.calibrate: bulk additions to a working set of 121 MB, 174 cycles a KiB"),
+        "dram_bytes": _A(18.1, "bench.calibrate: a working set of 121 MB, 56.7 cycles a KiB; 4.7 of 4.8 TB/s"),
+        "l2_own_bytes": _A(35.5, "bench.calibrate: each SM its own, 28.8 cycles a KiB of 32 KiB each, 30.5 of 16 KiB"),
+        "red_bytes": _A(20.3, "bench.calibrate: 4 bytes a thread, all SMs 50 cycles a KiB"),
+        "reduce_bytes": _A(16, "bench.calibrate: 64 cycles a KiB, also if 2 to 16 SMs add to the same bytes"),
+    },
+    l2_capacity=_A(43e6, "bench.calibrate: loads run at full speed up to 43 MB"),
+    l2_beyond=_A(55e6, "bench.calibrate: 51.9 cycles a KiB with 52 MB, between the 30.1 of L2 and 60 of 61 MB"),
 )  # fmt: skip
 
 _RTX_5090 = ChipTable(
@@ -271,10 +332,23 @@ _RTX_5090 = ChipTable(
         "tma_share": _C(0.5, "as FV on an H100; not measured"),
         "tma_latency": _C(430, "an H100's 320, and 110 more of L2's latency; not measured"),
         "tma_bytes": _B(9.7, "IM: tiles of 16 and 32 KiB at 4.6 TB/s on all SMs, at about 2.8 GHz"),
+        "box_sectors": _C(0, "on an H200 1; not measured"),
+        "tma_row": _C(0, "on an H200 1.05; not measured"),
+        "tma_cut_row": _C(0, "on an H200 0.8; not measured"),
+        "tma_cut_sector": _C(0, "on an H200 1; not measured"),
+        "tma_store_cut_row": _C(0, "on an H200 1; not measured"),
+        "dram_partial": _C(0, "on an H200 10 cycles; not measured"),
+        "dram_outside": _C(0, "on an H200 0.66; not measured"),
         "tma_store_latency": _C(100, "as an H100; not measured"),
         "tma_store_bytes": _C(9.7, "as its loads; not measured"),
         "reduce_bytes": _fit(5, "half of its loads, as an H100; not measured"),
         "red_bytes": _fit(17.2, "as an H100; not measured"),
+        "red_port_bytes": _C(0, "on an H200 additions delay accesses to shared memory; not measured"),
+        "red_queue": _C(0, "as above"),
+        "red_burst": _C(0, "as above"),
+        "store_waits": _C(0, "on an H200 1; not measured"),
+        "copy_lines": _C(0, "on an H200 1; not measured"),
+        "copy_passes": _C(4, "on an H200 1; not measured"),
         "store_read_bytes": _C(9.7, "as its stores; not measured"),
         "code_miss": _C(8, "as an H100; not measured"),
         "l2_bytes": _C(12.6, "IM: cp.async of tiles of 32 KiB at 6.0 TB/s on all SMs; 14.2 of 16 KiB, partly from L1"),
@@ -282,6 +356,8 @@ _RTX_5090 = ChipTable(
         "gpcs": _B(11, "NVIDIA: 12 on the whole die of 192 SMs; law: 170 / 16"),
         "l2_latency": _A(360, "MD: a chain of loads"),
         "dram_bytes": _B(3.76, "NVIDIA: 1792 GB/s over 170 SMs at 2.8 GHz"),
+        "dram_store_bytes": _C(3.76, "as reads; not measured"),
+        "dram_add_bytes": _C(1.88, "as a read and a store; not measured"),
         "dram_latency": _A(936, "MD: a chain of loads"),
         **_absent("cluster of several SMs", "dsmem_latency", value=190),
         **_absent("cluster of several SMs", "dsmem_bytes", value=20),
@@ -302,6 +378,8 @@ _RTX_PRO_6000 = replace(
         "gpcs": _B(12, "NVIDIA"),
         "l2_latency": _A(352, "MD: a chain of loads"),
         "dram_bytes": _B(5.0, "NVIDIA: 1792 GB/s over 188 SMs at 1.9 GHz"),
+        "dram_store_bytes": _C(5.0, "as reads; not measured"),
+        "dram_add_bytes": _C(2.5, "as a read and a store; not measured"),
         "dram_latency": _A(864, "MD: a chain of loads"),
     },
     l2_capacity=_B(128 << 20, "NVIDIA"),
@@ -316,6 +394,8 @@ _GB10 = replace(
         "gpcs": _C(4, "16 SMs each, as GB202, and one more; not published"),
         "l2_latency": _C(360, "as an RTX 5090; not measured"),
         "dram_bytes": _B(2.37, "NVIDIA: 273 GB/s over 48 SMs at 2.4 GHz"),
+        "dram_store_bytes": _C(2.37, "as reads; not measured"),
+        "dram_add_bytes": _C(1.185, "as a read and a store; not measured"),
         "dram_latency": _C(936, "as an RTX 5090; not measured"),
     },
     l2_capacity=_B(24 << 20, "NVIDIA"),

@@ -165,7 +165,7 @@ def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
             carries = 0 if carrier.get(ptx) != number else 2 if slot.guarded else 1
             contention = [round(1000 * cost) for cost in (slot.takes, slot.slowed)]
             slots.append((pipes.index(slot.pipe), round(occupancy), round(1000 * slot.holds),
-                          int(slot.pipe in _ORDERED), slot.stall, slot.wait, sets, reads,
+                          _order(slot), slot.stall, slot.wait, sets, reads,
                           latency, round(slot.released) or latency, ptx, carries, *contention))  # fmt: skip
         blocks.append((block.start, block.stop, first, len(slots)))
     return _issue(tuple(pipes), slots, kernel, blocks, "machine code")
@@ -173,6 +173,11 @@ def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
 
 def _does(slot: MachineSlot) -> bool:
     return slot.ptx is not None and slot.opcode.partition(".")[0] in _CARRIERS
+
+
+def _order(slot: MachineSlot) -> int:
+    """Return `Slot.ordered` of core/replay.hpp."""
+    return 1 if slot.pipe in _ORDERED else 2 if slot.opcode.startswith("ST") and slot.pipe in _SHARED else 0
 
 
 _ORDERED = frozenset({"fma", "alu", "tensor"})  # pipes whose instructions need the register ports at their issue

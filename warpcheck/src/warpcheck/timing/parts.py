@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 
 from warpcheck.machine import Allocation, Launch, Part, kernel_of
-from warpcheck.machine.record import KINDS, Record, RecordedLaunch
+from warpcheck.machine.record import EVENTS, KINDS, Record, RecordedLaunch
 from warpcheck.timing.chips import ChipTable
 from warpcheck.timing.code import issue_of
 from warpcheck.timing.replay import Times, replay, resident_ctas
 
 _ALONE = 2  # readers; of more, another one has mostly waited for device memory
+_COLD = 0.5  # share of a grid's bytes that L2 does not hold, from which on what is read alone comes from device memory
 _AT_ONCE = 4  # clusters of a resident grid that run
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -115,7 +116,7 @@ def whole(record: Record, chip: ChipTable, sms: int, *, timeline: bool = False) 
     size = math.prod(launch.cluster)
     clusters = math.prod(launch.grid) // size
     resident_sms = min(sms, clusters * size)
-    ranges, moved = _ranges(record, part, clusters, sms, chip)
+    ranges, floor = _ranges(record, part, clusters, sms, chip)
     # A burst of one multiprocessor finds device memory unused: the rate of all of them is in the floor.
     burst = chip.but(dram_bytes=chip.numbers["l2_bytes"].value * part.sms)
     times = replay(record, chip=burst, timeline=timeline, ranges=ranges)
@@ -130,7 +131,6 @@ def whole(record: Record, chip: ChipTable, sms: int, *, timeline: bool = False) 
         spread = 0.0
     else:
         cycles = _waves(_interpolated(each, launch.grid, launch.cluster), clusters, part.slots, chip)
-    floor = moved / chip.numbers["dram_bytes"].value / sms
     cycles = max(cycles, floor) + chip.numbers["launch"].value
     busy_sms = dataclasses.replace(chip, sms=resident_sms)
     is_part = len(part.clusters) < clusters <= part.slots
@@ -190,39 +190,73 @@ def _waves(cycles_of: Callable[[int], float], clusters: int, slots: int, chip: C
 
 
 _L2_OF_LOADS = {"load": (3, 4), "global": (0, 2)}  # columns of bytes and address
+_BOX = {name: column for column, name in enumerate(EVENTS[KINDS["box"]][1:])}  # columns of a box
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """Bytes of each region that a part of a grid reads, stores and adds. outside: of the sectors that boxes read, what
+    is of other rows. partial: sectors that TMA stores write in part."""
+
+    read: np.ndarray
+    outside: np.ndarray
+    stored: np.ndarray
+    added: np.ndarray
+    partial: np.ndarray
+
+    @classmethod
+    def of(cls, record: Record, bases: np.ndarray) -> _Traffic:
+        found = cls(*(np.zeros(len(bases)) for _ in range(5)))
+        for warp in record.warps:
+            kinds, values = warp.events[:, 1], warp.events[:, 2:].copy()
+            boxes = np.flatnonzero(kinds == KINDS["box"])
+            boxes, of_box, to = boxes + 1, values[boxes], kinds[boxes + 1]
+            is_load = to == KINDS["load"]
+            values[boxes[is_load], _L2_OF_LOADS["load"][0]] = of_box[is_load, _BOX["bytes"]]
+            values[boxes[~is_load], 2] = of_box[~is_load, _BOX["bytes"]]
+            for kind, (bytes_at, address_at) in _L2_OF_LOADS.items():
+                chosen = values[kinds == KINDS[kind]]
+                is_read = chosen[:, 3] == 0 if kind == "global" else np.ones(len(chosen), dtype=bool)
+                _add(bases, found.read, chosen[is_read, address_at], chosen[is_read, bytes_at])
+                _add(bases, found.stored, chosen[~is_read, address_at], chosen[~is_read, bytes_at])
+            stores = values[kinds == KINDS["store"]]
+            adds = stores[:, 1] == 1
+            _add(bases, found.stored, stores[~adds, 3], stores[~adds, 2])
+            _add(bases, found.added, stores[adds, 3], stores[adds, 2])
+            excess = 32 * of_box[:, _BOX["sectors"]] - of_box[:, _BOX["bytes"]]
+            _add(bases, found.outside, values[boxes[is_load], _L2_OF_LOADS["load"][1]], excess[is_load])
+            _add(bases, found.partial, values[boxes[~is_load], 3], of_box[~is_load, _BOX["partial"]])
+        return found
 
 
 def _ranges(
     record: Record, part: Part, clusters: int, sms: int, chip: ChipTable
 ) -> tuple[list[tuple[int, int, float, bool]], float]:
-    """Return how the grid reads each region, as `replay` takes it, and the bytes that must come from device memory."""
-    bases = np.array([base for base, _ in part.regions])
-    read, written, added = (np.zeros(len(bases)) for _ in range(3))
+    """Return how the grid reads each region, as `replay` takes it, and the cycles that device memory takes."""
+    traffic = _Traffic.of(record, np.array([base for base, _ in part.regions]))
     scale = clusters / len(part.clusters)
-    for warp in record.warps:
-        kinds, values = warp.events[:, 1], warp.events[:, 2:]
-        for kind, (bytes_at, address_at) in _L2_OF_LOADS.items():
-            chosen = values[kinds == KINDS[kind]]
-            is_read = chosen[:, 3] == 0 if kind == "global" else np.ones(len(chosen), dtype=bool)
-            _add(bases, read, chosen[is_read], bytes_at, address_at)
-            _add(bases, written, chosen[~is_read], bytes_at, address_at)
-        stores = values[kinds == KINDS["store"]]
-        _add(bases, written, stores, 2, 3)
-        _add(bases, added, stores[stores[:, 1] == 1], 2, 3)
     size = np.array([nbytes for _, nbytes in part.regions], dtype=float)
-    touched = np.minimum(size, (read + written) * scale)
-    cold = float(touched.sum()) > chip.l2_capacity.value
-    moved = np.minimum(size, (read + added) * scale) + np.minimum(size, written * scale)
+
+    def once(nbytes: np.ndarray) -> np.ndarray:
+        return np.minimum(size, nbytes * scale)
+
+    touched = once(traffic.read + traffic.stored + traffic.added)
+    missing = chip.l2_misses(float(touched.sum()))
+    read, stored, added = once(traffic.read), once(traffic.stored), once(traffic.added)
+    outside = traffic.outside * read / np.maximum(traffic.read, 1)
+    partial = traffic.partial * stored / np.maximum(traffic.stored, 1)
+    cycles = missing * chip.device_memory(*(float(x.sum()) for x in (read, outside, stored, added, partial))) / sms
     found = []
     unused = max(1.0, part.slots / clusters)
-    for (base, nbytes), of_part, lines in zip(part.regions, read, touched):
+    for (base, nbytes), of_part, lines in zip(part.regions, traffic.read, touched):
         if of_part:
             sharers = min(max(1.0, of_part * scale / max(lines, 1.0)) * unused, float(sms))
-            found.append((base, base + nbytes, sharers, cold and sharers < _ALONE))
-    return found, float(moved.sum()) if cold else 0.0
+            found.append((base, base + nbytes, sharers, missing > _COLD and sharers < _ALONE))
+    return found, cycles
 
 
-def _add(bases: np.ndarray, to: np.ndarray, events: np.ndarray, bytes_at: int, address_at: int) -> None:
-    if len(events):
-        at = np.searchsorted(bases, events[:, address_at], side="right") - 1
-        np.add.at(to, np.maximum(at, 0), events[:, bytes_at])
+def _add(bases: np.ndarray, to: np.ndarray, addresses: np.ndarray, amounts: np.ndarray) -> None:
+    """Add amounts to the regions of addresses."""
+    if len(addresses):
+        at = np.searchsorted(bases, addresses, side="right") - 1
+        np.add.at(to, np.maximum(at, 0), amounts)

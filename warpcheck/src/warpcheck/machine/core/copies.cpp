@@ -23,6 +23,10 @@ TmaType reduce_type(Type t) {
 // Destination CTA of a multicast, and the CTA whose mbarrier it signals.
 struct Target { Cta* cta; Cta* bar_cta; };
 
+void note_box(WarpRecord& record, const TmaRows& rows) {
+    record.note(Timed::Box, rows.rows, rows.cut, rows.cut_sectors, rows.sectors, rows.bytes, rows.partial);
+}
+
 uint64_t first_address(const std::vector<TmaPiece>& pieces) {
     for (const TmaPiece& p : pieces)
         if (!p.fill) return p.global;
@@ -100,10 +104,13 @@ void Engine::tma(Exec& x) {
             } else {
                 targets.push_back({&home, &bar_home});
             }
-            if (x.w.timed)
+            if (x.w.timed) {
+                const TmaRows rows = four ? tma_rows_gather4(map, coords) : tma_rows(map, coords);
+                note_box(*x.w.timed, rows);
                 for (const Target& t : targets)
                     x.w.timed->note(Timed::Load, t.cta->linear, t.bar_cta->linear, bar_offset, bytes, int64_t(first_address(*pieces)),
                                     &t == &targets[0] ? int64_t(pieces->size()) : -int64_t(pieces->size()));
+            }
             op->steps.push_back([this, self, map, pieces, targets, first, last] {
                 check_outside(map, *pieces);
                 for (const TmaPiece& p : *pieces)
@@ -130,7 +137,10 @@ void Engine::tma(Exec& x) {
             count_bytes("tma_load", uint64_t(bytes) * targets.size());
         } else {
             auto buffer = std::make_shared<std::vector<uint8_t>>(last - first);
-            if (x.w.timed) x.w.timed->note(Timed::Store, l, reduce, bytes, int64_t(first_address(*pieces)), int64_t(pieces->size()));
+            if (x.w.timed) {
+                if (!four) note_box(*x.w.timed, tma_rows(map, coords));
+                x.w.timed->note(Timed::Store, l, reduce, bytes, int64_t(first_address(*pieces)), int64_t(pieces->size()));
+            }
             op->steps.push_back([this, self, pieces, first, last, buffer, cta = &home] {
                 for (const TmaPiece& p : *pieces)
                     if (!p.fill) {
@@ -266,12 +276,14 @@ void Engine::cp_async(Exec& x) {
         copies->push_back(c);
     });
     if (x.w.timed) {
-        Coalescer from, to;
+        Coalescer from, to, quarters[4];
         for (const Copy& c : *copies) {
-            if (c.bytes) from.add(c.from.address, c.bytes);
+            if (c.bytes) from.add(c.from.address, c.bytes), quarters[c.lane / 8].add(c.from.address, c.bytes);
             to.add(c.to.offset, size);
         }
-        x.w.timed->note(Timed::Global, from.bytes(), from.sectors(), from.first(), 0);
+        int64_t lines = 0;
+        for (Coalescer& quarter : quarters) lines += quarter.lines();
+        x.w.timed->note(Timed::Global, from.bytes(), from.sectors(), from.first(), 0, lines);
         x.w.timed->note(Timed::Shared, to.bytes(), to.passes(), x.w.cta->linear);
     }
     AsyncPtr op = make_op(x, "cp.async");

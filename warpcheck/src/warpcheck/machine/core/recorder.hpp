@@ -22,10 +22,13 @@ enum class Timed : int64_t {
     Commit,     // tcgen05.commit: cta, barrier
     Named,      // barrier's number, threads (0: all)
     Shared,     // ld, st, atom on shared memory: bytes, passes over the banks, cta
-    Global,     // ld, st, atom, cp.async on global memory: bytes, sectors of 32 bytes, first address, 0 load 1 store 2 atomic
+    Global,     // ld, st, atom, cp.async on global memory: bytes, sectors of 32 bytes, first address, 0 load 1 store 2 atomic;
+                // of cp.async: lines of 128 bytes, summed over the quarters of the warp
     Cancel,     // clusterlaunchcontrol.try_cancel: cta and barrier signalled
     CopyArrive, // cp.async.mbarrier.arrive: cta, barrier, arrivals, arrivals that it adds to those of the phase
     TensorCopy, // tcgen05.cp: bytes that each CTA copies
+    Box,        // of the TMA load or store that follows: rows, rows cut by the tensor's edge, those cut within a sector of
+                // 32 bytes, sectors in global memory, bytes inside the tensor, sectors of which a part is inside
 };
 
 struct TimedEvent {
@@ -76,6 +79,7 @@ public:
     int64_t bytes() const { return bytes_; }
     int64_t first() const { return int64_t(first_); }
     int64_t sectors() { return distinct(3); }
+    int64_t lines() { return distinct(5); }
     // Each bank serves one word per pass; lanes that read the same word share it.
     int64_t passes() {
         distinct(0);

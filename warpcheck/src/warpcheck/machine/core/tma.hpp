@@ -175,6 +175,66 @@ inline void tma_pieces_gather4(const TensorMap& map, const int32_t coords[5], ui
     }
 }
 
+// Rows (dimension 0) of a box in global memory, for the clock. rows: all of the box. cut: those that are partly outside
+// the tensor; cut_sectors: of these, those whose part inside ends within a sector of 32 bytes. sectors: that the rows
+// inside the other dimensions touch, with what is outside dimension 0. bytes: inside the tensor. partial: sectors of
+// which a store writes a part.
+struct TmaRows { int64_t rows = 0, cut = 0, cut_sectors = 0, sectors = 0, bytes = 0, partial = 0; };
+
+namespace detail {
+
+inline void add_row(const TensorMap& map, int64_t column, uint64_t row_address, bool row_in_bounds, TmaRows& out) {
+    constexpr uint64_t kSector = 32;
+    const int64_t count = map.box[0], first = std::clamp<int64_t>(-column, 0, count);
+    const int64_t last = std::clamp<int64_t>(int64_t(map.extent[0]) - column, first, count);
+    const TmaUnits units = tma_units(map.type);
+    const auto bytes = [&](int64_t elements) { return elements * int64_t(units.global_bytes) / units.elements; };
+    ++out.rows;
+    if (!row_in_bounds || first == last) return;
+    const uint64_t begin = row_address + uint64_t(bytes(column));
+    out.sectors += int64_t((begin + uint64_t(bytes(count)) - 1) / kSector - begin / kSector + 1);
+    out.bytes += bytes(last - first);
+    const uint64_t from = row_address + uint64_t(bytes(column + first)), to = row_address + uint64_t(bytes(column + last));
+    const bool is_one = from / kSector == (to - 1) / kSector;
+    out.partial += is_one ? to - from < kSector : (from % kSector != 0) + (to % kSector != 0);
+    if (last - first == count) return;
+    ++out.cut;
+    out.cut_sectors += bytes(last - first) % int64_t(kSector) != 0;
+}
+
+}  // namespace detail
+
+// As `tma_pieces`.
+inline TmaRows tma_rows(const TensorMap& map, const int32_t coords[5]) {
+    TmaRows out;
+    uint32_t count[5] = {1, 1, 1, 1, 1}, index[5] = {};
+    for (uint32_t d = 1; d < map.rank; ++d) count[d] = detail::box_count(map, d);
+    for (;;) {
+        uint64_t address = map.base;
+        bool inside = true;
+        for (uint32_t d = 1; d < map.rank; ++d) {
+            const int64_t c = int64_t(coords[d]) + int64_t(index[d]) * map.element_stride[d];
+            inside &= c >= 0 && c < int64_t(map.extent[d]);
+            address += uint64_t(c) * map.stride[d];
+        }
+        detail::add_row(map, coords[0], address, inside, out);
+        uint32_t d = 1;
+        while (d < map.rank && ++index[d] == count[d]) index[d++] = 0;
+        if (d >= map.rank) return out;
+    }
+}
+
+// As `tma_pieces_gather4`.
+inline TmaRows tma_rows_gather4(const TensorMap& map, const int32_t coords[5]) {
+    TmaRows out;
+    for (uint32_t i = 0; i < 4; ++i) {
+        const int64_t row = coords[1 + i];
+        const bool inside = row >= 0 && row < int64_t(map.extent[1]);
+        detail::add_row(map, coords[0], map.base + uint64_t(row) * map.stride[1], inside, out);
+    }
+    return out;
+}
+
 // Bytes that complete_tx counts for a load of the box. As CUTLASS expects, padded elements count as 4 or 6 bits.
 inline uint32_t tma_delivered_bytes(const TensorMap& map) {
     const detail::TmaUnits units = detail::tma_units(map.type);

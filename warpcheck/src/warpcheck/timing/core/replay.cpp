@@ -48,7 +48,7 @@ struct Named {
 struct Partition {
     std::vector<size_t> warps;
     std::vector<Cycles> pipe_free;
-    Cycles next = 0, ports = 0, tmem_read = 0, tmem_write = 0, tensor = 0;
+    Cycles next = 0, ports = 0, products = 0, tmem_read = 0, tmem_write = 0, tensor = 0;
     Cycles taken = 0;           // time of the running wgmma taken by instructions issued beside it
     size_t last = 0;
     bool stale = true;
@@ -66,7 +66,7 @@ struct Tensor {
 
 struct Sm {
     std::array<Partition, kPartitions> parts;
-    Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, gpc_free = 0, red_free = 0, store_free = 0, dsmem_free = 0;
+    Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, gpc_free = 0, red_free = 0, red_out = 0, lines_free = 0, store_free = 0, dsmem_free = 0;
     std::deque<Tensor> tensor;
     Cycles tensor_free = 0, tensor_begin = 0, given = 0;    // given: cycles added to the running wgmma
     Tensor running;
@@ -301,7 +301,7 @@ private:
             const Warp& w = warps_[i];
             if (w.blocked || w.done) continue;
             const Slot& s = model_.slots[w.steps[w.next].slot];
-            Cycles t = std::max({w.ready, p.next, p.pipe_free[size_t(s.pipe)], s.ordered ? p.ports : 0});
+            Cycles t = std::max({w.ready, p.next, p.pipe_free[size_t(s.pipe)], s.ordered == 1 ? p.ports : s.ordered == 2 ? p.products * chip_.store_waits : 0});
             for (uint64_t m = uint64_t(s.wait); m; m &= m - 1) t = std::max(t, w.scoreboard[size_t(__builtin_ctzll(m))]);
             if (t < p.candidate_time) p.candidate_time = t, p.candidate = i;
         }
@@ -393,7 +393,7 @@ private:
         Cycles done = t + Cycles(s.latency), read = t + Cycles(s.read);
         if (s.carries || at.events) {
             if (s.instruction >= 0) act(sm, p, i, s, t, done, read);
-            for (uint32_t e = at.event; e < at.event + at.events; ++e) event(sm, i, s, w.input->events[e], t, done, read);
+            for (uint32_t e = at.event; e < at.event + at.events; ++e) event(sm, p, i, s, w.input->events[e], t, done, read);
         }
         if (w.next < w.steps.size()) {      // the first warp of an SM to reach a line waits for its fetch
             const size_t line = w.steps[w.next].slot / kLine;
@@ -453,6 +453,7 @@ private:
                 break;
             case Action::TensorSync: {      // first: FLOPs of the warp; second: kind of product
                 const Cycles cycles = Cycles(in.first) / (chip_.mma_flops * rate_of(in.second) / kPartitions);
+                p.products = p.ports;
                 p.tensor = std::max(p.tensor, t) + cycles;
                 // The row of the opcode may hold the rate of a faster chip with the same code.
                 if (p.tensor > p.pipe_free[size_t(s.pipe)] + 1) p.pipe_free[size_t(s.pipe)] = p.tensor;
@@ -516,7 +517,7 @@ private:
         }
     }
 
-    void event(Sm& sm, size_t i, const Slot& s, const TimedEvent& e, Cycles t, Cycles& done, Cycles& read) {
+    void event(Sm& sm, Partition& p, size_t i, const Slot& s, const TimedEvent& e, Cycles t, Cycles& done, Cycles& read) {
         Warp& w = warps_[i];
         Cta& cta = ctas_[w.cta];
         const int64_t* v = e.value;
@@ -559,18 +560,18 @@ private:
                 break;
             }
             case Timed::Product: {
-                Tensor p;
+                Tensor product;
                 const Cycles m = Cycles(v[0]), n = Cycles(v[1]);
-                p.pair = v[3];
-                const Cycles rows = m / Cycles(p.pair), columns = n / Cycles(p.pair);
-                p.flops = 2 * m * n * Cycles(v[2]);
+                product.pair = v[3];
+                const Cycles rows = m / Cycles(product.pair), columns = n / Cycles(product.pair);
+                product.flops = 2 * m * n * Cycles(v[2]);
                 // Cycles per K step of 32 bytes: N / 2 with 128 rows per SM, and with 64 rows of a single CTA; N / 4
                 // with 64 rows of a CTA pair.
-                p.mma = p.pair == 2 && m <= 128 ? n / 4 : n / 2;
-                p.smem = 32 * ((v[4] ? 0 : rows) + columns) / chip_.smem_bytes;
-                if (p.pair == 2 && n <= 96) p.mma += chip_.mma_residual_pair;
-                p.earliest = t + (v[4] ? chip_.mma_start_ts : chip_.mma_start_ss) + (p.pair == 2 ? chip_.mma_start_pair : 0);
-                enqueue(sm, p);
+                product.mma = product.pair == 2 && m <= 128 ? n / 4 : n / 2;
+                product.smem = 32 * ((v[4] ? 0 : rows) + columns) / chip_.smem_bytes;
+                if (product.pair == 2 && n <= 96) product.mma += chip_.mma_residual_pair;
+                product.earliest = t + (v[4] ? chip_.mma_start_ts : chip_.mma_start_ss) + (product.pair == 2 ? chip_.mma_start_pair : 0);
+                enqueue(sm, product);
                 break;
             }
             case Timed::Commit: {
@@ -589,6 +590,7 @@ private:
                 enqueue(sm, copy);
                 break;
             }
+            case Timed::Box: box_ = &e; break;
             case Timed::Load: load(cta, i, e, t); break;
             case Timed::Put: {
                 Sm& here = sm_of(w);
@@ -602,31 +604,35 @@ private:
             }
             case Timed::Store: {
                 // The chip executes a store once for a warp if all lanes give the same operands.
-                if (stored_ && stored_->at == e.at && stored_->value[3] == v[3] && stored_->value[2] == v[2] && stored_ + 1 == &e) {
+                const int64_t apart = box_ == &e - 1 ? 2 : 1;       // events from one store to the next
+                if (stored_ && stored_->at == e.at && stored_->value[3] == v[3] && stored_->value[2] == v[2] && stored_ + apart == &e) {
                     stored_ = &e;
                     break;
                 }
                 stored_ = &e;
-                const Cycles bytes = Cycles(v[2]), rate = v[1] ? chip_.reduce_bytes : chip_.tma_store_bytes;
+                const int64_t* box = chip_.box_sectors > 0 && box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
+                const Cycles bytes = box ? Cycles(box[4]) : Cycles(v[2]), rate = v[1] ? chip_.reduce_bytes : chip_.tma_store_bytes;
+                const Cycles cut = box ? Cycles(box[1] + box[2]) * chip_.tma_store_cut_row : 0;
                 const Cycles begin = std::max(sm.store_free, t);
-                sm.store_free = begin + bytes / rate;
-                result_.busy["tma store"] += bytes / rate;
+                sm.store_free = begin + bytes / rate + cut;
+                result_.busy["tma store"] += bytes / rate + cut;
                 fill(cta.input.sm, begin, sm.store_free, bytes * chip_.store_share);
-                w.bulk_open.first = std::max(w.bulk_open.first, begin + bytes / std::min(rate, chip_.store_read_bytes) + chip_.tma_store_latency / 2);
+                w.bulk_open.first = std::max(w.bulk_open.first, begin + bytes / std::min(rate, chip_.store_read_bytes) + cut + chip_.tma_store_latency / 2);
                 w.bulk_open.second = std::max(w.bulk_open.second, sm.store_free + chip_.tma_store_latency);
                 if (options_.timeline) result_.intervals.push_back({kStoreTrack, cta.input.sm, 0, v[2], begin, sm.store_free});
                 break;
             }
             case Timed::Shared: {
-                const Cycles passes = Cycles(v[1]);
-                const bool remote = v[2] != cta.input.number;
+                // cp.async writes a line at a time, not as a warp's threads store.
+                const bool remote = v[2] != cta.input.number, is_copy = copies(in);
+                const Cycles passes = is_copy ? std::min(Cycles(v[1]), chip_.copy_passes) : Cycles(v[1]);
                 sm.lsu_free = std::max(sm.lsu_free, t) + passes;
                 sm.smem_free = std::max(sm.smem_free, t) + passes;
                 result_.busy["smem"] += passes;
                 result_.busy["smem threads"] += passes;
                 read = sm.lsu_free + 8;
                 done = sm.lsu_free + (remote ? chip_.dsmem_latency : chip_.smem_latency);
-                if (copies(in)) w.copy_open = std::max(w.copy_open, copy_done_), w.copies_done = std::max(w.copies_done, copy_done_);
+                if (is_copy) w.copy_open = std::max(w.copy_open, copy_done_), w.copies_done = std::max(w.copies_done, copy_done_);
                 break;
             }
             case Timed::Global: {
@@ -636,11 +642,21 @@ private:
                     sm.red_free = std::max(sm.red_free, t) + bytes / chip_.red_bytes;
                     result_.busy["additions"] += bytes / chip_.red_bytes;
                     read = sm.red_free;
-                    done = sm.red_free + chip_.atomic_latency;
+                    if (chip_.red_port_bytes > 0) {     // they leave in order with accesses to shared memory
+                        sm.red_out = std::max({sm.red_out, t, sm.red_free - chip_.red_burst}) + bytes / chip_.red_port_bytes;
+                        sm.lsu_free = std::max(sm.lsu_free, sm.red_out);
+                        Cycles& pipe = p.pipe_free[size_t(s.pipe)];
+                        pipe = std::max(pipe, sm.red_out - chip_.red_queue);
+                        read = sm.red_out;
+                    }
+                    done = std::max(read, sm.red_free) + chip_.atomic_latency;
                     break;
                 }
-                done = from_l2(sm, bytes, memory, t) + chip_.l2_latency;
-                if (memory.miss) done = std::max(done, from_dram(bytes, memory.sharers, t) + chip_.dram_latency);
+                // Lines of cp.async are looked up one after another.
+                if (copies(in)) sm.lines_free = std::max(sm.lines_free, t) + Cycles(v[4]) * chip_.copy_lines;
+                const Cycles begin = copies(in) ? sm.lines_free : t;
+                done = from_l2(sm, bytes, memory, begin) + chip_.l2_latency;
+                if (memory.miss) done = std::max(done, from_dram(bytes, memory.sharers, begin) + chip_.dram_latency);
                 if (v[3] == 1) read = t + 8;
                 copy_done_ = done;
                 break;
@@ -669,14 +685,21 @@ private:
         const Cycles bytes = Cycles(v[3]);
         if (v[5] >= 0 || copied_from_ != &e - 1) {
             Sm& sm = sms_[size_t(cta.input.sm)];
+            const int64_t* box = chip_.box_sectors > 0 && box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
+            Cycles takes = bytes / chip_.tma_bytes;
+            if (box) takes = std::max(takes, Cycles(box[0]) * chip_.tma_row) + Cycles(box[1]) * chip_.tma_cut_row + Cycles(box[2]) * chip_.tma_cut_sector;
             const Cycles begin = std::max(sm.tma_free, t);
-            sm.tma_free = begin + bytes / chip_.tma_bytes;
-            result_.busy["tma load"] += bytes / chip_.tma_bytes;
+            sm.tma_free = begin + takes;
+            result_.busy["tma load"] += takes;
             const Memory memory = memory_of(v[4]);
             ++result_.loads;
             result_.misses += memory.miss;
-            Cycles end = from_l2(sm, bytes, memory, begin);
-            if (memory.miss) end = std::max(end, from_dram(bytes, memory.sharers, begin) + chip_.dram_latency - chip_.l2_latency);
+            // L2 gives whole sectors, also those that the tensor's edge cuts off. Of what they hold of others, a part comes
+            // from device memory once more.
+            const Cycles sectors = box ? Cycles(32 * box[3]) : bytes, inside = box ? Cycles(box[4]) : bytes;
+            const Cycles from_memory = inside + (sectors - inside) * chip_.dram_outside;
+            Cycles end = from_l2(sm, sectors, memory, begin);
+            if (memory.miss) end = std::max(end, from_dram(from_memory, memory.sharers, begin) + chip_.dram_latency - chip_.l2_latency);
             load_end_ = std::max(sm.tma_free, end) + chip_.tma_latency;
             load_begin_ = std::min(load_end_, begin + chip_.tma_latency);
             if (options_.timeline) result_.intervals.push_back({kLoadTrack, cta.input.sm, int64_t(i), v[3], begin, load_end_});
@@ -884,6 +907,7 @@ private:
     Cycles now_ = 0, dram_free_ = 0, copy_done_ = 0, load_begin_ = 0, load_end_ = 0;
     const TimedEvent* copied_from_ = nullptr;
     const TimedEvent* stored_ = nullptr;
+    const TimedEvent* box_ = nullptr;
 };
 
 }  // namespace

@@ -32,7 +32,7 @@ enum class Action : int64_t {
 struct Slot {
     int64_t pipe, occupancy;    // pipe of the sub-partition, and cycles that it is occupied
     int64_t holds;              // register ports of the sub-partition, in 1/1000 cycles
-    int64_t ordered;            // 1: issued only if the ports are free; 0: takes them when it can
+    int64_t ordered;            // 1: issued only if the ports are free; 2: only if no mma.sync holds them; 0: takes them when it can
     int64_t stall;              // cycles until the warp may issue its next instruction
     int64_t wait;               // scoreboards that must be free, a bit each
     int64_t sets, reads;        // scoreboards that are freed by its result, and by the end of its reads
@@ -81,8 +81,8 @@ struct Chip {
     X(mma_flops) X(mma_f16_sums) X(mma_8bit) X(mma_scaled) X(mma_scaled_4bit) X(mma_start_ss) X(mma_start_ts) X(mma_start_pair) X(mma_residual_pair) X(commit) X(wgmma_start) X(wgmma_start_ss) X(wgmma_tail) X(wgmma_overhead) \
     X(smem_bytes) X(smem_latency) X(tma_share) \
     X(tmem_bytes) X(tmem_load_latency) X(tmem_store_latency) X(tmem_stretch) \
-    X(tma_latency) X(tma_bytes) X(tma_store_latency) X(tma_store_bytes) X(reduce_bytes) X(red_bytes) X(store_read_bytes) X(store_share) \
-    X(code_miss) X(l2_bytes) X(l2_own_bytes) X(gpcs) X(l2_latency) X(dram_bytes) X(dram_latency) X(dsmem_latency) X(dsmem_bytes) X(atomic_latency) X(cancel_latency)
+    X(tma_latency) X(tma_bytes) X(box_sectors) X(tma_row) X(tma_cut_row) X(tma_cut_sector) X(tma_store_latency) X(tma_store_bytes) X(tma_store_cut_row) X(reduce_bytes) X(red_bytes) X(red_port_bytes) X(red_queue) X(red_burst) X(store_waits) X(copy_lines) X(copy_passes) X(store_read_bytes) X(store_share) \
+    X(code_miss) X(l2_bytes) X(l2_own_bytes) X(gpcs) X(l2_latency) X(dram_bytes) X(dram_store_bytes) X(dram_add_bytes) X(dram_partial) X(dram_outside) X(dram_latency) X(dsmem_latency) X(dsmem_bytes) X(atomic_latency) X(cancel_latency)
 #define X(name) double name = 0;
     WARPCHECK_CHIP_NUMBERS(X)
 #undef X
