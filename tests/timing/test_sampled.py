@@ -68,6 +68,9 @@ def test_the_page_of_held_out_rows_is_made_from_them():
     rows = rows_of(ROOT / "bench" / "results" / "2026-11-28_predicted_h200-held-out.jsonl")
     assert len(rows) >= 24 and len({row["label"] + row["suite"] for row in rows}) == len(rows)
     assert held_out.page(rows) in (ROOT / "docs" / "results" / "clock.md").read_text()
+    for name in ("h200-drawn", "h100-power-fit"):
+        others = rows_of(ROOT / "bench" / "results" / f"2026-11-28_predicted_{name}.jsonl")
+        assert held_out.page(others) in (ROOT / "docs" / "results" / "clock.md").read_text(), name
 
 
 def test_the_table_of_published_rows_of_cudnn_is_made_from_its_rows():
