@@ -85,7 +85,8 @@ def page(rows: list[dict], kept: Path) -> str:
         if row and case.backend == "sm80":
             table = GPUS["H200"]
             cycles = predict(case, chip_by_number(90), table, kept).cycles + table.numbers["launch"].value
-            what = f"portable backward d{case.shape.head_dim}{case.variant.removeprefix(attention.ALONE)}"
+            lacks = case.variant.removeprefix(attention.ALONE).replace(" without nothing", ", whole")
+            what = f"portable backward d{case.shape.head_dim}{lacks}"
             lines.append(f"| {what} | {row['cycles']:,.0f} | {cycles:,.0f} | {cycles / row['cycles'] - 1:+.1%} |")
     return "\n".join(lines) + "\n"
 
