@@ -33,11 +33,15 @@ TABLES = {
 EVERY = {"options": 1, "shapes": 61, "caches": 29, "eight bits": 5}
 SPEC = AttentionSpec(torch.bfloat16, 64, 64, 4, 4, 0.1)
 LONG = ProblemSize(4, 1 << 14, 1 << 14)
-# What no enumerated call asks for: many queries on pages, no mask beside other kernels, and a part of a grid.
+TRAINED = dataclasses.replace(SPEC, head_dim=128, head_dim_v=128, heads_q=16, heads_kv=16, needs_backward=True)
+# What no enumerated call asks for: many queries on pages, no mask beside other kernels, parts of grids, and few keys of
+# many queries.
 MORE = (
     Problem(dataclasses.replace(SPEC, head_dim=96, cache=CacheSpec(page_size=128), has_seqused_k=True), LONG),
     Problem(dataclasses.replace(SPEC, head_dim=128), LONG, shared=True),
     Problem(dataclasses.replace(SPEC, window_right=0), LONG, sampled=True),
+    Problem(TRAINED, ProblemSize(1, 1 << 14, 1 << 10)),
+    Problem(TRAINED, ProblemSize(1, 1 << 15, 1 << 9), sampled=True),
 )
 
 

@@ -105,7 +105,6 @@ _SM90_FORWARD = (
 _SM100_FORWARD = (
     "tests/sm100/test_forward.py::test_chip_and_problem_decide_about_different_columns",
     "tests/sm100/test_forward.py::test_two_ctas_share_a_tile_where_it_is_full",
-    "tests/sm100/test_forward.py::test_head_dims_decide_how_many_exponentials_are_polynomials",
     "tests/sm100/test_forward.py::test_every_head_dim_fits_the_chip",
     "tests/sm100/test_forward.py::test_a_pair_refuses",
     *_cases(
