@@ -144,6 +144,7 @@ while time.monotonic() < stop:
 """
 
 
+@pytest.mark.rotates(2)
 def test_processes_that_remove_and_a_process_that_compiles(tmp_path, monkeypatch):
     """What is exported is loaded, whoever removes entries meanwhile: under the lock it is there."""
 

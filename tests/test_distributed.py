@@ -239,6 +239,7 @@ def test_the_group_alone_says_whether_ranks_tell_each_other_what_they_were_asked
     assert [agree._should_exchange(config) for config in configs] == [True, True, True, asked, asked, False]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("world", [2, 4])
 def test_parts_on_ranks_are_the_whole(world, seed, tmp_path):
     """Cases by every method: out, lse and gradients; some twice, bit for bit."""

@@ -59,6 +59,7 @@ def _lost(task: tuple[str, int], status: str) -> Outcome:
     return Outcome(*task, status)
 
 
+@pytest.mark.rotates(2)
 def test_a_process_that_hangs_or_dies_is_replaced_and_its_task_named():
     tasks = [("a", 1), ("dies", 2), ("b", 3), ("hangs", 4), ("c", 5)]
     outcomes = {outcome.label: outcome.status for outcome in in_processes(_do, _lost, tasks, jobs=2, limit=20.0)}

@@ -4,9 +4,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples/emulator/search_tiles.py"
 
 
+@pytest.mark.rotates(2)
 def test_a_search_prints_every_row_and_keeps_the_fastest(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--keys", "256", "--head-dim", "64", "--columns", "consumers"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")

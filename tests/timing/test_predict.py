@@ -112,6 +112,7 @@ def test_another_number_of_keys_is_predicted_on_consumer_blackwell():
         predict(replace(D64, keys=8192))
 
 
+@pytest.mark.rotates(2)
 def test_rows_are_marked_and_compared(tmp_path):
     cases = (square("fwd", 16384, 64, False), square("fwd", 16384, 80, False))
     rows = [predicted_row(case, "sm_100a") for case in cases]
@@ -170,6 +171,7 @@ def test_the_suite_can_be_predicted(tmp_path):
     assert all(json.loads(line)["predicted"] for line in output.read_text().splitlines())
 
 
+@pytest.mark.rotates(2)
 def test_the_suite_of_consumer_gpus_is_predicted_for_the_named_one(tmp_path):
     output = tmp_path / "rows.jsonl"
     cases = "fwd d128 full b1 h24 4096x512 bfloat16|window 127 .* 1024"

@@ -47,6 +47,7 @@ def test_plans_know_that_a_part_of_a_grid_runs(device):
             assert chip_of(torch.device(device)).sampled == (sample is not None)
 
 
+@pytest.mark.rotates(3)
 @needs_machine_code
 def test_a_part_and_the_tiles_of_the_schedule_agree():
     """The other prediction distributes replays of small problems by the schedule that fa4's plan names."""
@@ -56,6 +57,7 @@ def test_a_part_and_the_tiles_of_the_schedule_agree():
     assert predict_sampled(case, "fa4", GPUS["B200"]).timing.cycles == pytest.approx(by_schedule["cycles"], rel=0.06)
 
 
+@pytest.mark.rotates(3)
 def test_a_grid_whose_clusters_wait_for_others_says_so():
     """A deterministic backward adds in an order of all its CTAs."""
     row = predicted_row(square("bwd", 2048, 128, False, tokens=2048), "sm_90a", "fa4-deterministic")
