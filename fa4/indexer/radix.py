@@ -1,7 +1,7 @@
 """Kernel of the exact top-k: one CTA selects from one row of scores, see `selection` for the order of scores.
 
 1. A lower bound. From a sample of the row, the CTA finds a score that `topk` to twice as many scores of the row should
-   reach. Rows that fit in the candidates need no bound.
+   reach (of a small `topk` a few times as many). Rows that fit in the candidates need no bound.
 2. One pass over the row collects the scores from this bound on in shared memory, in any order: the candidates.
 3. A radix select, 8 bits at a time, finds the last chosen score and how many of its equals are chosen. It reads the
    candidates or, if these are fewer than `topk` or do not fit, the row again. So the result is exact in any case.

@@ -74,6 +74,8 @@ def test_the_last_key_block_in_the_order_stores_dq(case, seed):
         ({"window_right": -1}, ProblemSize(1, 4096, 4096), "d64"),
         ({"varlen": True}, ProblemSize(1, 4096, 4096), "d64"),
         ({"head_dim": 16, "head_dim_v": 16}, ProblemSize(1, 4096, 4096), "d64"),
+        ({"head_dim": 16}, ProblemSize(1, 4096, 4096), "d64"),
+        ({"head_dim": 24, "head_dim_v": 8}, ProblemSize(1, 4096, 4096), "d64_window"),
     ],
     ids=str,
 )

@@ -112,7 +112,7 @@ def copy_async(source: cute.Pointer, smem_address: Int32, nbytes: Int32, offsets
 
 
 def prefetch(source: cute.Pointer, nbytes: int) -> None:
-    """Start to bring `nbytes` bytes to the L2 cache. All lanes of a warp do so at the same time; bulk prefetches of its
-    lanes, whose addresses are in uniform registers, would be issued one by one."""
+    """Start to bring `nbytes` bytes, from the start of a line on, to the L2 cache. All lanes of a warp do so at the
+    same time; bulk prefetches of its lanes, whose addresses are in uniform registers, would be issued one by one."""
     for line in range(0, nbytes, _L2_LINE):
         cute.arch.inline_ptx(f"prefetch.global.L2 [{{$r0}}+{line}];", read_only_args=[source.toint()])

@@ -138,7 +138,7 @@ POLYNOMIALS = (
          "a line costs less than a polynomial: d = 128 full 2690, by 11/16 2604; causal 2100, by 11/16 2014"),
     Rule("exp2 6/16", OTHERWISE, 6,
          "shortest latency from S to P, 16k by 4/16, 5/16, 6/16: d = 64 full 844, 959, 1003, causal 866, 933, 944; "
-         "d = 128 full 1606, 1595, 1748, causal 1573, 1572, 1626; (192, 128) full 1837, 1866, 1927"),
+         "d = 128 full 1606, 1595, 1748, causal 1573, 1572, 1626; (192, 128), 10 heads, full 1837, 1866, 1927"),
 )  # fmt: skip
 # For 32k tokens on 148 SMs, a simulation ends 6 to 20% after the ideal time if CTAs stride through the tiles, and 1 to
 # 3% if CTAs get tiles one by one. A tile then takes 3,800 cycles in a CTA that stays, 9,900 in a new CTA.

@@ -5,7 +5,8 @@ dV accumulate in registers and are stored once. Two consumer warpgroups have 64 
 scores: S^T = K Q^T and dP^T = V dO^T. P^T and dS^T stay in registers as left operands of dV += P^T dO and dK += dS^T Q.
 dS is also stored to shared memory for dQ = dS K. dQ leaves through shared memory and is added to a float32 sum.
 
-Two small kernels surround the main kernel: row statistics before, conversion of the sums to dQ after. The main kernel
+Two small kernels surround the main kernel: row statistics before, conversion of the sums to dQ after (unless the last
+key block stores dq, see `last_dq`). The main kernel
 and the last one start while the kernel before still runs (PDL), and wait where they need its results.
 """
 

@@ -115,7 +115,7 @@ _D256 = BackwardTiles(64, stages=1, tile_n=64, ctas=2)
 TILES = (
     Rule("d64_blocks", head_dims(64) & BLOCKS, BackwardTiles(128), "first_writer is not measured with lists of blocks"),
     Rule("d64_parts", FEW_BLOCKS & head_dims(64), BackwardTiles(128, first_writer=True, parts=None), "as d128_parts"),
-    Rule("d64_window", head_dims(64) & ~head_dims(16) & DENSE & window(512) & SEES_KEYS & ~SAMPLED,
+    Rule("d64_window", head_dims(64) & ~head_dims(16, 64) & DENSE & window(512) & SEES_KEYS & ~SAMPLED,
          BackwardTiles(128, ordered=True, last_finishes=True),
          "H200, 64/8 heads, windows of 128, 256, 512, 1024 keys, 8k tokens: 204, 293, 362, 439 (first_writer 170, 264, "
          "349, 434); of 1024, sequences of 2k: 369 (406)"),
