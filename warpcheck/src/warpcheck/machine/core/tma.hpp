@@ -127,6 +127,27 @@ inline void emit_row(const TensorMap& map, const TmaSwizzler& swizzle, int64_t c
     }
 }
 
+// Calls visit(address, inside) for each row (dimension 0) of the box at `coords`, in ascending order of box coordinates.
+// address: of the row's element 0 in global memory. inside: whether the row lies inside the other dimensions.
+template <typename Visit>
+inline void for_each_row(const TensorMap& map, const int32_t coords[5], Visit visit) {
+    uint32_t count[5] = {1, 1, 1, 1, 1}, index[5] = {};
+    for (uint32_t d = 1; d < map.rank; ++d) count[d] = box_count(map, d);
+    for (;;) {
+        uint64_t address = map.base;
+        bool inside = true;
+        for (uint32_t d = 1; d < map.rank; ++d) {
+            const int64_t c = int64_t(coords[d]) + int64_t(index[d]) * map.element_stride[d];
+            inside &= c >= 0 && c < int64_t(map.extent[d]);
+            address += uint64_t(c) * map.stride[d];
+        }
+        visit(address, inside);
+        uint32_t d = 1;
+        while (d < map.rank && ++index[d] == count[d]) index[d++] = 0;
+        if (d >= map.rank) return;
+    }
+}
+
 }  // namespace detail
 
 // Bytes of a whole box in shared memory, including elements outside the tensor.
@@ -142,22 +163,10 @@ inline void tma_pieces(const TensorMap& map, const int32_t coords[5], uint32_t s
     detail::check_tile_mode(map);
     const detail::TmaSwizzler swizzle(map);
     const uint32_t row_bytes = detail::box_row_bytes(map);
-    uint32_t count[5] = {1, 1, 1, 1, 1}, index[5] = {};
-    for (uint32_t d = 1; d < map.rank; ++d) count[d] = detail::box_count(map, d);
-    for (;;) {
-        uint64_t address = map.base;
-        bool inside = true;
-        for (uint32_t d = 1; d < map.rank; ++d) {
-            const int64_t c = int64_t(coords[d]) + int64_t(index[d]) * map.element_stride[d];
-            inside &= c >= 0 && c < int64_t(map.extent[d]);
-            address += uint64_t(c) * map.stride[d];
-        }
+    detail::for_each_row(map, coords, [&](uint64_t address, bool inside) {
         detail::emit_row(map, swizzle, coords[0], address, inside, shared, out);
         shared += row_bytes;
-        uint32_t d = 1;
-        while (d < map.rank && ++index[d] == count[d]) index[d++] = 0;
-        if (d >= map.rank) return;
-    }
+    });
 }
 
 // tile::gather4 and tile::scatter4: a rank-2 map with a box of one row; coords = {column, row 0, row 1, row 2, row 3}.
@@ -207,21 +216,10 @@ inline void add_row(const TensorMap& map, int64_t column, uint64_t row_address, 
 // As `tma_pieces`.
 inline TmaRows tma_rows(const TensorMap& map, const int32_t coords[5]) {
     TmaRows out;
-    uint32_t count[5] = {1, 1, 1, 1, 1}, index[5] = {};
-    for (uint32_t d = 1; d < map.rank; ++d) count[d] = detail::box_count(map, d);
-    for (;;) {
-        uint64_t address = map.base;
-        bool inside = true;
-        for (uint32_t d = 1; d < map.rank; ++d) {
-            const int64_t c = int64_t(coords[d]) + int64_t(index[d]) * map.element_stride[d];
-            inside &= c >= 0 && c < int64_t(map.extent[d]);
-            address += uint64_t(c) * map.stride[d];
-        }
+    detail::for_each_row(map, coords, [&](uint64_t address, bool inside) {
         detail::add_row(map, coords[0], address, inside, out);
-        uint32_t d = 1;
-        while (d < map.rank && ++index[d] == count[d]) index[d++] = 0;
-        if (d >= map.rank) return out;
-    }
+    });
+    return out;
 }
 
 // As `tma_pieces_gather4`.

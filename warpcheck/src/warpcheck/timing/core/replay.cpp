@@ -610,7 +610,7 @@ private:
                     break;
                 }
                 stored_ = &e;
-                const int64_t* box = chip_.box_sectors > 0 && box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
+                const int64_t* box = box_of(e);
                 const Cycles bytes = box ? Cycles(box[4]) : Cycles(v[2]), rate = v[1] ? chip_.reduce_bytes : chip_.tma_store_bytes;
                 const Cycles cut = box ? Cycles(box[1] + box[2]) * chip_.tma_store_cut_row : 0;
                 const Cycles begin = std::max(sm.store_free, t);
@@ -677,6 +677,11 @@ private:
         return rates.at(size_t(kind));
     }
 
+    // Numbers of the box of a copy by a tensor map, which precede it; nullptr for a bulk copy, and on chips without their law.
+    const int64_t* box_of(const TimedEvent& e) const {
+        return chip_.box_sectors > 0 && box_ == &e - 1 ? box_->value : nullptr;
+    }
+
     static bool copies(const Instruction* in) { return in && Action(in->action) == Action::Copy; }
 
     void load(Cta& cta, size_t i, const TimedEvent& e, Cycles t) {
@@ -685,7 +690,7 @@ private:
         const Cycles bytes = Cycles(v[3]);
         if (v[5] >= 0 || copied_from_ != &e - 1) {
             Sm& sm = sms_[size_t(cta.input.sm)];
-            const int64_t* box = chip_.box_sectors > 0 && box_ == &e - 1 ? box_->value : nullptr;    // a bulk copy has none
+            const int64_t* box = box_of(e);
             Cycles takes = bytes / chip_.tma_bytes;
             if (box) takes = std::max(takes, Cycles(box[0]) * chip_.tma_row) + Cycles(box[1]) * chip_.tma_cut_row + Cycles(box[2]) * chip_.tma_cut_sector;
             const Cycles begin = std::max(sm.tma_free, t);
