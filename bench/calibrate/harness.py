@@ -38,9 +38,8 @@ def benches() -> list[Bench]:
     return [EMPTY, *(dataclasses.replace(working_set.reads(n, False), rounds=1) for n in LOADS)]
 
 
-def timed(bench: Bench, before: Callable[[], object], device: torch.device) -> dict[str, float]:
+def timed(bench: Bench, before: Callable[[], object], device: torch.device, sms: int) -> dict[str, float]:
     """Median microseconds between events around a launch, and between its first CTA's start and its last CTA's end."""
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
     launcher, ctas = compile_bench(bench, chip_of(device), sms)
     data = torch.zeros(max(bench.nbytes(ctas), SCRATCH) // 4, dtype=torch.int32, device=device)
     times = torch.zeros(ctas, dtype=torch.int64, device=device)
@@ -62,14 +61,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines")
     args = parser.parse_args()
     device = torch.device("cuda", 0)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
     flush = torch.zeros(L2_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
     ways: dict[str, Callable[[], object]] = {"zeros written": flush.zero_, "zeros read": flush.sum, "itself": int}
     with args.out.open("w") as file:
         file.write(json.dumps({"machine": machine.facts(device), "clocks": machine.clocks()}) + "\n")
         for bench in benches():
             for name, before in ways.items():
-                sms = torch.cuda.get_device_properties(device).multi_processor_count
-                row = {"bench": bench.name, "after": name, "bytes": bench.scratch * sms, **timed(bench, before, device)}
+                times = timed(bench, before, device, sms)
+                row = {"bench": bench.name, "after": name, "bytes": bench.scratch * sms, **times}
                 file.write(json.dumps(row) + "\n")
                 print(row, flush=True)
 
